@@ -49,7 +49,7 @@ TEST_TOOLS = 'pytest>=8' 'pytest-mock>=3.12' 'pytest-timeout>=2.3' 'pytest-xdist
 
 # What OpenEnv's servers need. OpenEnv itself is installed without what it asks for (Gradio, the hub, …), which only its pages
 # and its command need. GEM pins older versions of what it needs for some of its environments.
-OPENENV = fastapi uvicorn fastmcp textarena reasoning-gym
+OPENENV = fastapi uvicorn fastmcp httpx textarena reasoning-gym
 OPENENV_ALONE = 'openenv>=0.10' gem-llm
 
 # ML-Agents asks for Python 3.10 and for older libraries than this one does. It works with these, and without those that it

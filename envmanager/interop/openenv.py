@@ -5,6 +5,7 @@
     a client ── ws://host:port/ws ──▶ a session ── reset ── pool.begin ──▶ an environment of the manager
                                                 ── step ─── episode.step ▶
     POST /reset, /step ── an episode each, which ends with the answer
+    POST /mcp ── tools of an MCP environment, in a session that has an id
     GET /health, /schema, /state, /metrics
 
 One thread runs the event loop of the sessions and their pool.
@@ -28,7 +29,7 @@ import uuid
 from collections.abc import Coroutine, Iterable, Mapping
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 from envmanager.env_manager import EnvManager
 from envmanager.errors import (
@@ -43,6 +44,20 @@ from envmanager.errors import (
 )
 from envmanager.importing import needed_by
 from envmanager.interop.openenv_fields import action_of, as_json, fields_of, schemas_of
+from envmanager.interop.openenv_tools import (
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
+    NO_METHOD,
+    SERVER_ERROR,
+    RpcError,
+    answered,
+    call_of,
+    observed,
+    parsed,
+    text_of,
+    tools_of,
+    with_data,
+)
 from envmanager.kernel.pool import Episode, Pool
 from envmanager.options import RestartPolicy
 from envmanager.registry import make_manager
@@ -69,6 +84,8 @@ _CONNECTIONS: Mapping[str, Any] = {
 }
 _OPEN_S = 10.0
 """Time that a connection has to send its request."""
+_IDLE_S = 600.0
+"""Time without a request after which a session of /mcp ends that no WebSocket is attached to."""
 _LARGEST_HEAD_BYTES = 64 << 10
 _LENGTH = re.compile(rb"\r\ncontent-length:[ \t]*(\d{1,18})[ \t]*(?=\r\n|$)", re.IGNORECASE)
 _TEXT, _JSON = "text/plain; charset=utf-8", "application/json"
@@ -126,6 +143,8 @@ class EnvServer:
         self.manager = manager
         self.n_sessions = self.n_refused = 0
         """Numbers of sessions that are open, and that were refused because as many were open as there may be."""
+        self._sessions: dict[str, _Session] = {}
+        """Sessions of /mcp, by id."""
         self._names = names_of(host) | {name.lower() for name in names}
         self._pool: Pool = manager.pool()
         self._watch = manager.watched()
@@ -196,6 +215,8 @@ class EnvServer:
             return None
         elif asked in (("POST", "reset"), ("POST", "step")):
             answer = await self._answer_posted(connection, name)
+        elif asked == ("POST", "mcp"):
+            answer = 200, _JSON, await self._answer_rpc(connection)
         else:
             answer = self._page(asked[1] if method == "GET" else "", headers)
         status, content_type, text = answer
@@ -223,7 +244,7 @@ class EnvServer:
             more = {"sessions": self.n_sessions, "sessions_max": self.max_sessions, "sessions_refused": self.n_refused}
             content_type, body = Collector(self._watch, more).exposed(headers.get("Accept", ""))
             return 200, content_type, body.decode()
-        there_is = "GET /health, /schema, /state and /metrics, and POST /reset and /step"
+        there_is = "GET /health, /schema, /state and /metrics, and POST /reset, /step and /mcp"
         return 404, _TEXT, f"Sessions are at /ws; and there is {there_is}.\n"
 
     async def _answer_posted(self, connection: Any, name: str) -> tuple[int, str, str]:
@@ -239,9 +260,67 @@ class EnvServer:
         status = _STATUSES.get(answer["data"]["code"], 422)
         return status, _JSON, json.dumps({"detail": answer["data"]["message"]})
 
+    async def _answer_rpc(self, connection: Any) -> str:
+        """Return the answer to POST /mcp."""
+        number = None
+        try:
+            method, params, number = parsed(connection.posted)
+            session_id = str(params.get("session_id"))
+            if method == "openenv/session/create":
+                if self._refusal():
+                    raise RpcError(SERVER_ERROR, f"Server at capacity: {self.n_sessions} sessions active")
+                session_id, session = str(uuid.uuid4()), _Session(self.manager, self._pool)
+                self._sessions[session_id] = session
+                session.ending = asyncio.ensure_future(self._end_when_idle(session_id, session))
+                self.n_sessions += 1
+                return answered(number, {"session_id": session_id})
+            if method not in ("openenv/session/close", "tools/list", "tools/call"):
+                raise RpcError(NO_METHOD, f"Method not found: {method}")
+            found = self._sessions.get(session_id)
+            if found is None:
+                text = f"Unknown session_id: {session_id}; openenv/session/create makes one"
+                raise RpcError(INVALID_PARAMS, text)
+            if method == "openenv/session/close":
+                found.is_to_end = True
+                await self._end_if_left(session_id, found)
+                return answered(number, {"session_id": session_id, "closed": not found.is_attached})
+        except RpcError as error:
+            return answered(number, error=error)
+        asked = found.answer_rpc(method, params, number)
+        over = answered(number, error=RpcError(SERVER_ERROR, "The server has ended."))
+        ends = connection.wait_closed(), asyncio.shield(self._over)
+        return await self._until_ended(asked, *ends, counts=False) or over
+
+    async def _end_when_idle(self, session_id: str, session: _Session) -> None:
+        """End a session of /mcp once it has been idle for long."""
+        while session.is_attached or time.monotonic() < session.used_at + _IDLE_S:
+            await asyncio.sleep(max(1.0, session.used_at + _IDLE_S - time.monotonic()))
+        session.is_to_end, session.ending = True, None
+        await self._end_if_left(session_id, session)
+
+    async def _end_if_left(self, session_id: str, session: _Session) -> None:
+        """End a session of /mcp if it is to end and has no WebSocket."""
+        if session.is_to_end and not session.is_attached and self._sessions.pop(session_id, None) is not None:
+            self.n_sessions -= 1
+            if session.ending is not None:
+                session.ending.cancel()
+            await session.leave()
+
     async def _serve(self, connection: Any) -> None:
         """Serve a session until its client or the server ends it. A step in flight is cancelled then."""
-        if refusal := self._refusal():
+        asked = parse_qs(urlsplit(connection.request.path).query).get("session_id")
+        session = self._sessions.get(asked[0]) if asked else None
+        if asked and (session is None or session.is_attached):
+            why = "is unknown" if session is None else "has a WebSocket already"
+            await connection.send(_error("SESSION_ERROR", f"Session {asked[0]} {why}"))
+        elif asked and session is not None:
+            session.is_attached = True
+            try:
+                await self._until_ended(session.play(connection), connection.wait_closed(), counts=False)
+            finally:
+                session.is_attached, session.used_at = False, time.monotonic()
+                await self._end_if_left(asked[0], session)
+        elif refusal := self._refusal():
             await connection.send(refusal)
         else:
             await self._until_ended(_Session(self.manager, self._pool).play(connection), connection.wait_closed())
@@ -255,9 +334,12 @@ class EnvServer:
         text = f"Server at capacity: {self.n_sessions}/{limit} sessions active"
         return _error("CAPACITY_REACHED", text, active_sessions=self.n_sessions, max_sessions=limit)
 
-    async def _until_ended(self, session: Coroutine[Any, Any, Any], *ends: Any) -> Any:
-        """Return the result of a session, or None if it failed, or if one of the awaitables ``ends`` ended it."""
-        self.n_sessions += 1
+    async def _until_ended(self, session: Coroutine[Any, Any, Any], *ends: Any, counts: bool = True) -> Any:
+        """Return the result of a session, or None if it failed, or if one of the awaitables ``ends`` ended it.
+
+        ``counts``: whether it is a session more.
+        """
+        self.n_sessions += counts
         ending = [asyncio.ensure_future(each) for each in (session, *ends)]
         try:
             await asyncio.wait(ending, return_when=asyncio.FIRST_COMPLETED)
@@ -265,7 +347,7 @@ class EnvServer:
             for each in ending:
                 each.cancel()
             (result, *_) = await asyncio.gather(*ending, return_exceptions=True)
-            self.n_sessions -= 1
+            self.n_sessions -= counts
             if isinstance(result, Exception) and not isinstance(result, ConnectionClosed):
                 _logger.error("a session of %r failed", self, exc_info=result)
         return None if isinstance(result, BaseException) else result
@@ -313,6 +395,12 @@ class _Session:
         self._manager, self._pool = manager, pool
         self._episode: Episode | None = None
         self._state = dict(_NEW_STATE)
+        self._tools: list[Any] | None = None
+        """The tools of an MCP environment, once an episode has begun."""
+        self.is_attached = self.is_to_end = False
+        """Whether a WebSocket plays a session of /mcp, and whether the session is to end when none does."""
+        self.used_at = time.monotonic()
+        self.ending: asyncio.Future[None] | None = None
 
     async def play(self, connection: Any) -> None:
         """Answer the messages of a connection."""
@@ -323,7 +411,7 @@ class _Session:
                     break
                 await connection.send(answer)
         finally:
-            await self._leave()
+            await self.leave()
 
     async def answer_posted(self, name: str, body: bytes) -> str:
         """Return the answer to a request of HTTP: to a reset, or to the first step after one without arguments."""
@@ -338,7 +426,7 @@ class _Session:
         except (ValueError, RecursionError) as error:
             return _error("INVALID_JSON", f"Invalid JSON: {error}")
         finally:
-            await self._leave()
+            await self.leave()
 
     async def _answer(self, message: str | bytes) -> str | None:
         """Return the answer to a message, or None if it ends the session."""
@@ -374,7 +462,7 @@ class _Session:
 
     async def _reset(self, data: dict[str, Any]) -> dict[str, Any]:
         """Begin an episode. ``data``: a seed, an id for the state, and options for the environment's reset."""
-        await self._leave()
+        await self.leave()
         options = dict(data)
         episode_id, seed = options.pop("episode_id", None), options.pop("seed", None)
         try:
@@ -384,18 +472,46 @@ class _Session:
         self._state = {"episode_id": episode_id or str(uuid.uuid4()), "step_count": 0}
         episode = self._pool.begin(task)
         await episode.__aenter__()
-        self._episode = episode
+        self._episode, self._tools = episode, tools_of(episode.obs)
         return _observation(episode, None)
 
     async def _step(self, data: dict[str, Any]) -> dict[str, Any]:
         episode = self._episode
         if episode is None or episode.is_over:
             raise _Refused("EXECUTION_ERROR", "There is no episode, or it is over: reset begins one.")
-        _, reward, _, truncated, _ = await episode.step(action_of(data, _spec_of(self._manager)))
+        call = None if self._tools is None else call_of(data)
+        if self._tools is not None and data.get("type") == "list_tools":
+            return {"observation": {"tools": self._tools}, "reward": None, "done": False}
+        action = action_of(data, _spec_of(self._manager)) if call is None else call
+        obs, reward, _, truncated, _ = await episode.step(action)
         self._state["step_count"] += 1
-        return {**_observation(episode, reward), **({"truncated": True} if truncated else {})}
+        told = {**_observation(episode, reward), **({"truncated": True} if truncated else {})}
+        return told if call is None else {**told, "observation": observed(call["name"], obs)}
 
-    async def _leave(self) -> None:
+    async def answer_rpc(self, method: str, params: Mapping[str, Any], number: Any) -> str:
+        """Return the answer to a request of JSON-RPC about the tools."""
+        self.used_at = time.monotonic()
+        try:
+            if self._episode is None:
+                await self._reset({})
+            if self._tools is None or self._episode is None:
+                raise RpcError(INTERNAL_ERROR, "Environment does not support MCP")
+            if method == "tools/list":
+                return answered(number, {"tools": self._tools})
+            if not isinstance(params.get("name"), str):
+                raise RpcError(INVALID_PARAMS, "Missing 'name' in params")
+            await self._step({"name": params["name"], "arguments": params.get("arguments") or {}})
+            if self._episode.obs.get("isError"):
+                raise RpcError(INTERNAL_ERROR, text_of(self._episode.obs))
+            return answered(number, with_data(self._episode.obs))
+        except RpcError as error:
+            return answered(number, error=error)
+        except _Refused as refused:
+            return answered(number, error=RpcError(SERVER_ERROR, refused.args[1]))
+        except (EnvManagerError, TypeError, ValueError) as error:
+            return answered(number, error=RpcError(INTERNAL_ERROR, str(error)))
+
+    async def leave(self) -> None:
         """End the episode, whose environment is free then."""
         episode, self._episode = self._episode, None
         if episode is not None:
