@@ -23,7 +23,7 @@ import secrets
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
@@ -48,7 +48,7 @@ from envmanager.observe.episodes import Episodes
 from envmanager.observe.events import EventLog, LateReplyDiscarded
 from envmanager.observe.stats import ManagerStats, WorkerStats, wait_share
 from envmanager.observe.tracing import Tracer
-from envmanager.options import EpisodeStart, ResetConfig, RestartPolicy, Wait
+from envmanager.options import EpisodeStart, ResetConfig, RestartPolicy, Wait, plain
 from envmanager.policy import Policy
 from envmanager.system import interrupts
 from envmanager.system.interrupts import allow_interrupts
@@ -182,6 +182,11 @@ class EnvManager(ABC):
                 self._require_can_begin()
             if self._recovery.keeper is not None:
                 self._require_can_keep(reports)
+            if self._restarts.recycle_above_mb is not None and not host.tells_memory:
+                raise UsageError(
+                    "restarts.recycle_above_mb needs workers that are processes of this machine, and here they are "
+                    "not: use kind: subprocess, or leave it out. recycle_after_steps counts steps instead."
+                )
             host.have_started(self._table.specs, reports)
             if self._tracer is not None:
                 self._tracer.started()
@@ -748,6 +753,20 @@ class EnvManager(ABC):
         parts = (self._table, self._calls, self._collector.waits, counted)
         made: Watch = pkgutil.resolve_name("envmanager.serving.watch:Watch")(weakref.ref(self), *parts)
         return made
+
+    def move(self, worker_ids: Iterable[int]) -> None:
+        """Start healthy workers again elsewhere: in other processes, which on a cluster may be on other nodes.
+
+        With ``keep_episodes`` their episodes go on there, as soon as a step in flight has been delivered. Otherwise
+        each is replaced as by ``recycle_after_steps``. No other worker waits. Does not wait for the new workers, and
+        does nothing for those that are being replaced, or were given up. Raises UsageError for unknown worker_ids.
+        """
+        with self._named["move"]:
+            given = [plain(worker_id) for worker_id in worker_ids]
+            if not all(isinstance(each, int) and 0 <= each < self.n_workers for each in given):
+                raise UsageError(f"move() takes worker_ids from 0 to {self.n_workers - 1}, not {given}.")
+            for worker_id in given:
+                self._recovery.move(self._table.entries[worker_id])
 
     def stop_waiting(self, within_s: float = 0.0) -> None:
         """Let ``step`` and ``recv`` wait for at most ``within_s`` seconds from now on; then they raise CallStopped.

@@ -8,6 +8,7 @@
     │   ├── EpisodeNotBegun      a task's episode ended or failed within the actions that it begins with
     │   ├── BadObservation       the environment returned a value that violates its spec
     │   ├── WorkerDied           the worker's process ended unexpectedly
+    │   │   └── WorkerOutOfMemory    it was killed because it, or its machine, had too little memory
     │   ├── WorkerTimedOut       the worker did not respond in time
     │   ├── ConnectionLost       the environment lost its server, or found none in time
     │   ├── NotPlaced            no node of the cluster had room for the worker
@@ -185,6 +186,35 @@ class WorkerDied(WorkerError):
         what, hint = f"died {_when(where)} ({exit}", _HINTS.get(exit, "")
         text = f"{_who(where)} {what}, request {ticket}).{hint}{_tail(output)}"
         super().__init__(text, cause=exit, what=f"{what})", **where)
+
+
+class WorkerOutOfMemory(WorkerDied):
+    """Error raised when a worker's process was killed because of memory: by its limit, or by the kernel.
+
+    ``in_use_mb``: resident memory, in MiB, of the process and its children at that time, or 0 if it is unknown.
+    ``killed_by``: who has killed it, and at which limit.
+    """
+
+    def __init__(
+        self,
+        *,
+        in_use_mb: float,
+        killed_by: str,
+        exit: str,
+        output: str = "",
+        ticket: int = 0,
+        **where: Unpack[Where],
+    ) -> None:
+        self.exit, self.output, self.ticket = exit, output, ticket
+        self.in_use_mb, self.killed_by = in_use_mb, killed_by
+        had = f" with {in_use_mb:,.0f} MiB" if in_use_mb else ""
+        what = f"ran out of memory {_when(where)}{had}"
+        text = (
+            f"{_who(where)} {what} (request {ticket}): it was killed by {killed_by}. If it leaks, "
+            "RestartPolicy(recycle_above_mb=…) replaces it in time, and with keep_episodes no episode is lost. If it "
+            f"needs as much, raise memory_limit_mb, or run fewer workers.{_tail(output)}"
+        )
+        WorkerError.__init__(self, text, cause=f"out of memory{had}", what=what, **where)
 
 
 class WorkerTimedOut(WorkerError):

@@ -232,6 +232,10 @@ class RestartPolicy:
         recycle_after_steps: Number of steps after which a healthy worker is replaced at the next end of an episode, for
             environments that leak memory. Its other episodes are lost, as after a fault; where episodes begin on
             demand it is replaced only when all its environments rest. With kept episodes at once, and none is lost.
+        recycle_above_mb: Resident memory of a worker and its children, in MiB, above which it is replaced as after
+            ``recycle_after_steps``. It is looked at when the worker responds, at most once a second. A worker that has
+            that much to begin with is replaced only once its memory has grown by a quarter. Needs Linux, and workers
+            that are processes of this machine.
         keep_episodes: Whether a replacement begins the worker's episodes again and repeats their actions, so that they
             go on. If an observation is not the one that was delivered last, that episode is lost; with "unchecked", it
             is not compared. With "if_possible", environments whose episodes cannot be repeated are not refused.
@@ -244,6 +248,7 @@ class RestartPolicy:
     on_exception: Literal["raise", "restart"] = attrs.field(default="raise", validator=one_of("raise", "restart"))
     then: Literal["raise", "drop"] = attrs.field(default="raise", validator=one_of("raise", "drop"))
     recycle_after_steps: int | None = attrs.field(default=None, validator=_optional(at_least(1)))
+    recycle_above_mb: float | None = attrs.field(default=None, validator=within(0, above=True, optional=True))
     keep_episodes: Literal[False, True, "unchecked", "if_possible"] = attrs.field(
         default=False, validator=one_of(False, True, "unchecked", "if_possible")
     )
@@ -370,6 +375,10 @@ class KindOptions:
     measures: Sequence[Any] = attrs.field(default=(), converter=_names, kw_only=True)
     check_values: bool = attrs.field(default=False, validator=flag, kw_only=True)
     seed: int | None = attrs.field(default=None, validator=_optional(at_least(0)), kw_only=True)
+    start_at_most: int | None = attrs.field(default=None, validator=_optional(at_least(1)), kw_only=True)
+    memory_limit_mb: float | None = attrs.field(
+        default=None, validator=within(0, above=True, optional=True), kw_only=True
+    )
     worker_env: Mapping[str, str] | None = attrs.field(
         default=None, validator=_optional(_texts_by_name), repr=False, kw_only=True
     )

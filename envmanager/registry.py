@@ -53,8 +53,11 @@ ENTRY_POINT_GROUP = "envmanager.managers"
 _ADDED = Plugins(ENTRY_POINT_GROUP, "manager kind")
 
 PROCESS_OPTIONS = frozenset(
-    {"n_workers", "local_envs", "start_method", "transport", "timeouts", "restarts", "worker_env", "log_dir"}
-)
+    {
+        "n_workers", "local_envs", "start_method", "transport", "timeouts", "restarts", "worker_env", "log_dir",
+        "start_at_most", "memory_limit_mb",
+    }
+)  # fmt: skip
 """Options about worker processes. Kinds of manager without these parameters ignore them."""
 
 OF_ONE_KIND = frozenset({"engine", "cluster", "recording", "strict", "trust"})

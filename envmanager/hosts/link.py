@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar, Protocol
 
 from envmanager.data.steps import STEPPING, Begin, CommandName, EnvironmentResponse
-from envmanager.errors import EnvManagerError, ProtocolError, WorkerDied
+from envmanager.errors import EnvManagerError, ProtocolError, WorkerDied, WorkerOutOfMemory
 from envmanager.hosts import descriptors
 from envmanager.hosts.life import State, WorkerLife, WorkerPlan
 from envmanager.hosts.wire import CODES, COMMAND, FAILED_CODE, Channel, Message, dumps_command
@@ -23,6 +23,7 @@ from envmanager.observe.events import EventLog
 from envmanager.observe.timing import WorkerTimes
 from envmanager.system.interrupts import allow_interrupts
 from envmanager.system.machine import core_wait_ns
+from envmanager.system.memory import MemoryLimits
 
 SIGKILL = getattr(signal, "SIGKILL", 9)
 """Number of the signal SIGKILL. Windows does not define it; there ``WorkerProcess.signal`` accepts the number."""
@@ -73,6 +74,9 @@ class Link(WorkerLife):
 
     slot = 0
     """Slot of shared memory for the response to the last step command; 0 for workers without shared memory."""
+
+    limits: MemoryLimits | None = None
+    """What limits the memory of the process, and knows why the kernel has killed it."""
 
     process: WorkerProcess
     decoder: ResponseDecoder
@@ -156,6 +160,15 @@ class Link(WorkerLife):
             asked.ticket = 0  # a response that arrives after an interrupt or a timeout is discarded as late
             self.alarm.has_unread = True
 
+    def has_answered(self) -> bool:
+        """Return whether ``recv`` would return at once, with a response or a failure."""
+        channel = self.channel
+        with channel.lock:
+            channel.pump()
+        is_here = any(message.ticket == self.asked.ticket for message in channel.messages)
+        is_over = channel.broken or channel.hung_up or time.monotonic() >= self.asked.deadline
+        return is_here or bool(is_over) or bool(descriptors.wait_for([self.process.pidfd], 0))
+
     def take(self, ticket: int) -> Message | None:
         """Remove and return the message with this ticket, or None if it has not arrived. Discard outdated messages."""
         messages, found = self.channel.messages, None
@@ -202,7 +215,10 @@ class Link(WorkerLife):
     def died(self, during: CommandName | None) -> EnvManagerError:
         """Kill the processes left behind by a worker that ended. Return an error that says how the worker ended."""
         self.kill()
-        return WorkerDied(**self._facts(during), exit=self.process.exit_name(), output=self.output_tail())
+        facts: Any = {**self._facts(during), "exit": self.process.exit_name(), "output": self.output_tail()}
+        is_killed = self.limits is not None and facts["exit"] in ("SIGKILL", "EXIT(?)")
+        why = self.limits.why_killed(self.process.pid) if is_killed and self.limits is not None else None
+        return WorkerDied(**facts) if why is None else WorkerOutOfMemory(**facts, in_use_mb=why[0], killed_by=why[1])
 
     def broke_protocol(self, during: CommandName | None) -> EnvManagerError:
         """Kill a worker that violated the protocol. Return the error to report."""
@@ -230,4 +246,6 @@ class Link(WorkerLife):
         """Kill the worker, unless it has ended, and close its descriptors. A second call does nothing."""
         self.kill()
         self.process.release()
+        if self.limits is not None:
+            self.limits.remove(self.process.pid)
         self.channel.close()

@@ -14,6 +14,7 @@ import time
 import weakref
 from abc import abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Generic
 
 import attrs
@@ -32,8 +33,9 @@ from envmanager.kernel.host import EnvWorker, HostContext, WorkerHost, start_rep
 from envmanager.kernel.table import Entry
 from envmanager.observe.stats import WorkerStats
 from envmanager.options import KindOptions, ResetConfig
-from envmanager.system.interrupts import defer_interrupts
-from envmanager.system.machine import absolute, advice, memory_bytes
+from envmanager.system.interrupts import allow_interrupts, defer_interrupts
+from envmanager.system.machine import absolute, advice, count_cores, memory_bytes
+from envmanager.system.memory import MIB, MemoryLimits
 
 _DESCRIPTORS_PER_WORKER = 5
 """Number of descriptors per worker: connection, pidfd, the socket that reports the exit code, and an engine's log or,
@@ -41,6 +43,8 @@ in the portable transport, the worker's standard input and the kernel's pidfd.""
 _MORE_DESCRIPTORS = 32
 """Number of all other descriptors: those of the manager and of the process that starts its workers, those that are open
 while a process starts, and some in reserve."""
+_LEAST_AT_ONCE = 2
+"""Number of workers that may make their environments at the same time however few cores there are."""
 _HURRIED_S = 0.3
 """Seconds that workers have to end once their manager was told to stop."""
 
@@ -56,6 +60,7 @@ class Resources(Generic[AnyLink]):
         """Store the functions ``give_back``, which release the shared resources once the workers have ended."""
         self.poller = poller
         self._more_to_give_back = give_back
+        self.limits: MemoryLimits | None = None
         self.close_s = close_s
         self._owner_pid = os.getpid()
         self._is_stopped = self._is_closed = False
@@ -108,6 +113,8 @@ class Resources(Generic[AnyLink]):
                         for link in list(self._links):
                             self.drop(link)
                         self.poller.close()
+                        if self.limits is not None:
+                            self.limits.close()
                         for give_back in self._more_to_give_back:
                             give_back()
 
@@ -143,6 +150,7 @@ def _wait_for_ends(links: list[AnyLink], deadline: float) -> list[AnyLink]:
 class LinkHost(WorkerHost, Generic[AnyLink]):
     """The base class of hosts whose workers are other processes, each with a Link that ``make_worker`` returns."""
 
+    tells_memory = True
     n_local = 0
     """Number of workers, the last ones, that run in the trainer's process and so have no Link and no descriptors."""
 
@@ -152,6 +160,9 @@ class LinkHost(WorkerHost, Generic[AnyLink]):
         if options.log_dir is not None:
             options = attrs.evolve(options, log_dir=absolute(options.log_dir))  # the trainer may change its directory
         self.options = options
+        self.start_at_most = options.start_at_most or max(_LEAST_AT_ONCE, count_cores())
+        self._reports: dict[int, StartReport] = {}
+        """Reports of workers that have started, by worker_id."""
 
     def open(self, context: HostContext) -> None:
         super().open(context)
@@ -165,6 +176,8 @@ class LinkHost(WorkerHost, Generic[AnyLink]):
             except OSError as error:  # no more descriptors, no memory, no folder for temporary files
                 raise UsageError(f"what the workers share cannot be made: {error}. {advice(error)}".strip()) from error
             self._finalizer = weakref.finalize(self, self._resources.close)
+            if self.tells_memory:
+                self._resources.limits = MemoryLimits(self.options.memory_limit_mb)
         self.step_queue = self._resources.poller
 
     def _make_resources(self) -> Resources[AnyLink]:
@@ -182,7 +195,30 @@ class LinkHost(WorkerHost, Generic[AnyLink]):
             self._resources.retire(self.workers[worker_id])
         elif generation > 0:
             self.workers[worker_id].close_quietly()
-        return self.make_worker(worker_id) if generation > 0 else self._make_first(worker_id)
+        if generation > 0:
+            return self.make_worker(worker_id)
+        if worker_id < self._n_links:
+            self._await_room()
+        first: EnvWorker = self._make_first(worker_id)
+        return first
+
+    def _await_room(self) -> None:
+        """Wait until fewer workers than ``start_at_most`` make their environments. Raises the error of one that fails.
+
+        So many processes at once do not compete for cores, memory and disk, or for the license of a simulator.
+        """
+        while True:
+            left = {worker.worker_id: worker for worker in self.workers if worker.worker_id not in self._reports}
+            if len(left) < self.start_at_most:
+                return
+            answered = [worker_id for worker_id, worker in left.items() if worker.has_answered()]
+            for worker_id in answered:
+                self._reports[worker_id] = self._await_start_of(worker_id)
+            if not answered:
+                left_s = min(worker.asked.deadline for worker in left.values()) - time.monotonic()
+                fds = [fd for worker in left.values() for fd in worker.channel.watched_fds()]
+                with allow_interrupts():
+                    descriptors.wait_for(fds, left_s + 0.001)
 
     def _make_first(self, worker_id: int) -> Any:
         while True:
@@ -197,6 +233,9 @@ class LinkHost(WorkerHost, Generic[AnyLink]):
         with defer_interrupts():  # an interrupt before the registration would leak the worker
             worker = make()
             self._resources.watch(worker)
+            limits = worker.limits = self._resources.limits
+            if limits is not None:
+                limits.add(worker.process.pid, partial(worker.process.signal, SIGKILL))
         worker.send(CommandName.START)
         return worker
 
@@ -210,7 +249,10 @@ class LinkHost(WorkerHost, Generic[AnyLink]):
         return kind(**who, timeouts=self.options.timeouts, **more)
 
     def await_start(self) -> dict[int, StartReport]:
-        return {worker_id: self._await_start_of(worker_id) for worker_id in range(self._n_links)}
+        for worker_id in range(self._n_links):
+            if worker_id not in self._reports:
+                self._reports[worker_id] = self._await_start_of(worker_id)
+        return self._reports
 
     def _await_start_of(self, worker_id: int) -> StartReport:
         while True:
@@ -229,6 +271,10 @@ class LinkHost(WorkerHost, Generic[AnyLink]):
     def check_can_travel(self, payload: Any) -> None:
         if payload is not None:
             dumps_command(payload)
+
+    def memory_mb(self, worker_id: int) -> float:
+        pid = self.workers[worker_id].process.pid if worker_id < self._n_links else None
+        return 0.0 if pid is None else memory_bytes(pid) / MIB
 
     def is_gone(self, worker_id: int) -> bool:
         return worker_id < self._n_links and self.workers[worker_id].state is not State.RUNNING

@@ -36,7 +36,7 @@ _LEAVE_S = 1.0
 """Seconds that ``close()`` waits for another thread's call. A longer call releases everything when it ends."""
 _TURN_S = 0.1
 """Maximum time in seconds that a call defers a Ctrl-C while it waits for another thread's call."""
-_MOVES = ("reset", "step", "send", "recv", "begin", "state")
+_MOVES = ("reset", "step", "send", "recv", "begin", "state", "move")
 """Calls that step or reset environments, or need that none does. They raise UsageError inside another call."""
 _QUESTIONS = ("call", "get_attr", "set_attr", "render")
 """Calls that are also allowed inside another call, for instance from a policy."""

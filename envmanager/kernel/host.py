@@ -163,6 +163,10 @@ class WorkerHost(ABC):
     """Whether a worker of one environment can begin a kept episode again, though it takes no other actions."""
     moves_all = False
     """Whether every step moves all environments of a worker, also those without an action."""
+    start_at_most: float = math.inf
+    """Number of workers that may make their environments at the same time."""
+    tells_memory = False
+    """Whether ``memory_mb`` knows."""
     accepts_device_arrays = False
     """Whether PyTorch and JAX arrays of actions reach the environments without conversion to NumPy."""
 
@@ -230,6 +234,10 @@ class WorkerHost(ABC):
         """Return whether a worker that failed cannot be reset, for instance because its process has ended."""
         return False
 
+    def memory_mb(self, worker_id: int) -> float:
+        """Return the resident memory of a worker and its children in MiB, 0 if it is unknown."""
+        return 0.0
+
     def lost(  # noqa: B027  (only recordings need it)
         self, worker_id: int, error: Exception, env_ids: Sequence[int] | None = None
     ) -> None:
@@ -271,7 +279,7 @@ class FakeHost(WorkerHost):
         super().__init__()
         self.step_queue = queue.Queue()
         self.env_factory, self.steps_some_rows = replaced.env_factory, replaced.steps_some_rows
-        self.moves_all = replaced.moves_all
+        self.moves_all, self.tells_memory = replaced.moves_all, replaced.tells_memory
         self._manager = manager
 
     def launch(self, worker_id: int, generation: int) -> EnvWorker:

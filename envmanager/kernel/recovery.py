@@ -52,6 +52,7 @@ from envmanager.errors import (
     RestartsExhausted,
     WorkerDied,
     WorkerError,
+    WorkerOutOfMemory,
     WorkerTimedOut,
 )
 from envmanager.kernel.host import WorkerHost
@@ -60,11 +61,15 @@ from envmanager.observe import events
 from envmanager.options import ResetConfig, RestartPolicy
 
 LONGEST_BACKOFF_S = 30.0
+_MEASURE_EVERY_S = 1.0
+_GROWTH = 1.25
+"""Growth of memory below which a worker is not recycled, so that one that begins above the limit is not at once."""
 _KILLED = ("SIGKILL", "SIGTERM", "EXIT(?)")
 """Ends of workers that are killed from outside; of the last the helper, which was killed too, has told nothing."""
 
 _FAILURES: dict[type[Exception], type[events.Failed]] = {
     WorkerDied: events.Died,
+    WorkerOutOfMemory: events.Died,
     WorkerTimedOut: events.TimedOut,
     ProtocolError: events.ProtocolBroken,
     ConnectionLost: events.Disconnected,
@@ -166,7 +171,7 @@ class Recovery:
         self.last_config = ResetConfig(seed=seed)
         """Arguments for the reset of replacements: the options of the last reset, and the seed that was given last."""
         self._table = table
-        table.counts_each = policy.recycle_after_steps is not None
+        table.counts_each = policy.recycle_after_steps is not None or policy.recycle_above_mb is not None
         self._policy = policy
         self._supervisor = Supervisor(policy)
         self.scheduled: list[tuple[float, int, Entry, Replacement]] = []
@@ -248,7 +253,7 @@ class Recovery:
         then is most likely a mistake of the user, and others would follow.
         """
         is_cut_off = type(error) is WorkerError and getattr(error.__cause__, "errno", 0) == errno.ECONNRESET
-        if not is_cut_off and (not isinstance(error, WorkerDied) or error.exit not in _KILLED):
+        if not is_cut_off and (type(error) is not WorkerDied or error.exit not in _KILLED):
             return False
         verdict = self._supervisor.judge(error.worker_id, error, self.host.now())
         if isinstance(verdict, Replace):
@@ -308,6 +313,8 @@ class Recovery:
         """Return what is to start first. What keeps episodes can when the steps before it are delivered."""
         held = []
         first = None
+        if self.scheduled and self.host.start_at_most <= sum(each.is_starting for each in self._table.entries):
+            return None  # one that has begun, or failed, makes room
         while self.scheduled and first is None:
             _, _, entry, replacement = self.scheduled[0]
             if entry.replacement is not replacement or replacement.is_started:
@@ -330,6 +337,7 @@ class Recovery:
         host, worker_id = self.host, entry.worker_id
         replacement.is_started = True
         entry.generation, entry.steps_of_generation, entry.is_old = entry.generation + 1, 0, False
+        entry.is_due, entry.first_mb = "", 0.0
         entry.has_attributes = not entry.attributes
         if replacement.keeps:
             config: Any = self.keeper.begins_of(entry)
@@ -375,7 +383,11 @@ class Recovery:
         """Count a step. Recycle an old worker when an episode ends; if they begin on demand, when its last one does."""
         entry.steps_of_generation += 1
         limit = self._policy.recycle_after_steps
-        if limit is None or entry.steps_of_generation < limit:
+        if limit is not None and entry.steps_of_generation >= limit:
+            entry.is_due = entry.is_due or "steps"
+        if self._policy.recycle_above_mb is not None and not entry.is_due:
+            self._measure(entry, self._policy.recycle_above_mb)
+        if not entry.is_due:
             return
         book, parts = self._table.book, response.payload.values()
         if self.keeper is not None and entry.log is not None:
@@ -394,10 +406,37 @@ class Recovery:
         if is_time:
             self.recycle(entry, response)
 
+    def _measure(self, entry: Entry, limit_mb: float) -> None:
+        """Look at the memory of a worker, unless that was done in the last second. Above the limit it is due."""
+        now = self.host.now()
+        if now < entry.measured_at + _MEASURE_EVERY_S:
+            return
+        entry.measured_at, in_use_mb = now, self.host.memory_mb(entry.worker_id)
+        entry.first_mb = entry.first_mb or in_use_mb
+        if in_use_mb > max(limit_mb, _GROWTH * entry.first_mb):
+            entry.is_due = f"at {in_use_mb:,.0f} MiB"
+
+    def move(self, entry: Entry) -> None:
+        """Replace a healthy worker: now if its episodes are kept, or all its environments rest, else as an old one."""
+        if entry.replacement is not None or entry.is_due:
+            return
+        self._table.counts_each = True  # from the next response on, it is old
+        entry.is_due, book = "as it is moved", self._table.book
+        rests = not book.is_automatic and not book.seats.n_acting_in[entry.worker_id]
+        entry.is_old = not book.is_automatic
+        if entry.state is not WorkerState.IDLE or not entry.is_nominal or book.is_resetting:
+            return
+        keeps = self.keeper is not None and self.keeper.keeps_all(entry)
+        if keeps or rests:
+            self.recycle(entry, keeps=keeps)
+            self.start_due()
+
     def recycle(self, entry: Entry, *responses: EnvironmentResponse, keeps: bool = False) -> None:
         """Plan the replacement of a healthy worker, once ``responses`` are delivered."""
         worker_id, generation, n_steps = entry.worker_id, entry.generation + 1, entry.steps_of_generation
-        cause = _error(entry, f"was recycled after {n_steps} steps", RECYCLED, f"{n_steps} steps")
+        why = entry.is_due.removeprefix("steps")
+        told = why or f"after {n_steps} steps"
+        cause = _error(entry, f"was recycled {told}", RECYCLED, told.removeprefix("after "))
         if keeps:
             self.keeper.can_keep(entry, cause)
         else:
@@ -405,8 +444,9 @@ class Recovery:
             if self.keeper is not None:
                 self.keeper.lose_all(entry, cause)
         self._schedule(entry, cause, self.host.now(), keeps=keeps)
-        self._table.set_pending(entry, *responses)
-        self.events.add(events.Recycled(worker_id=worker_id, generation=generation, steps=n_steps))
+        if responses or not keeps:
+            self._table.set_pending(entry, *responses)
+        self.events.add(events.Recycled(worker_id=worker_id, generation=generation, steps=n_steps, why=why))
 
     def abandon(self, entry: Entry, env_id: int) -> bool:
         """Replace a worker in which a cancelled step of an environment goes on. Return whether that is possible."""

@@ -15,6 +15,7 @@ it. Of two responses in an outbox, the second is a failure or has the first obse
 from __future__ import annotations
 
 import enum
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -142,6 +143,12 @@ class Entry:
     keeps_seed: bool = False
     """Whether the next generation gets the seed of the last reset unchanged, because a reset found the worker dead."""
     steps_of_generation: int = 0
+    is_due: str = ""
+    """Reason why the generation is to be replaced although it is healthy, or empty."""
+    measured_at: float = -math.inf
+    """Time (monotonic seconds) at which the memory of the generation was last looked at."""
+    first_mb: float = 0.0
+    """Memory of the generation, in MiB, when it was first looked at."""
     is_old: bool = False
     """Whether the generation has taken ``recycle_after_steps``, and is to be replaced when its environments rest."""
     restarts: int = 0
@@ -205,6 +212,11 @@ class Entry:
     def is_kept(self) -> bool:
         """Whether the worker is being replaced by one that goes on with its episodes."""
         return self.replacement is not None and self.replacement.keeps
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether the worker is being replaced, and its replacement has yet to respond for the first time."""
+        return self.replacement is not None and self.replacement.is_started and not self.replacement.has_begun
 
     @property
     def is_first_of_generation(self) -> bool:

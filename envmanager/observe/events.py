@@ -138,14 +138,20 @@ class PoolShrunk(Event):
 
 @attrs.frozen(kw_only=True)
 class Recycled(Event):
-    """Event: a healthy worker is replaced by its next ``generation`` after ``steps`` steps, under its RestartPolicy."""
+    """Event: a healthy worker is replaced by its next ``generation`` after ``steps`` steps, because of ``why``.
+
+    That is its RestartPolicy, or ``move``.
+    """
 
     LEVEL = logging.INFO
 
     steps: int
+    why: str = ""
+    """Such as ``"at 312 MiB"`` and ``"as it is moved"``; empty for the number of steps."""
 
     def __str__(self) -> str:
-        return f"worker {self.worker_id} is recycled after {self.steps} steps, by generation {self.generation}"
+        why = self.why or f"after {self.steps} steps"
+        return f"worker {self.worker_id} is recycled {why}, by generation {self.generation}"
 
 
 @attrs.frozen(kw_only=True)

@@ -41,8 +41,11 @@ class RayHost(LinkHost[ActorLink]):
     rewrites_arrays = True
     """Whether a step overwrites the arrays of earlier steps. True, because all steps of a worker use the same rows."""
 
+    tells_memory = False
+
     def __init__(self, env_factory: Any, factories: Sequence[Any], cluster: Cluster, options: RayOptions) -> None:
         super().__init__(env_factory, options)
+        self.start_at_most = math.inf
         self.factories = factories
         self._cluster = cluster
 

@@ -128,6 +128,12 @@ class RayOptions(ProcessOptions):
     cluster: ClusterOptions | Mapping[str, Any] | None = attrs.field(default=None, repr=False)
     local_envs: LocalCount = attrs.field(default=0, validator=_means_nothing("the trainer's process hosts none"))
     start_method: StartMethod | None = attrs.field(default=None, validator=_means_nothing("Ray starts its processes"))
+    start_at_most: int | None = attrs.field(
+        default=None, validator=_means_nothing("a node starts as many actors as its resources allow")
+    )
+    memory_limit_mb: float | None = attrs.field(
+        default=None, validator=_means_nothing("resources: {memory: …} asks for memory, and Ray watches its nodes")
+    )
     zero_copy: bool = attrs.field(default=False, validator=_means_nothing("no memory is shared between machines"))
 
     @property

@@ -95,7 +95,7 @@ def count_cores() -> int:
     except AttributeError:  # not on Linux
         allowed = os.cpu_count() or 1
     quotas = []
-    for folder in _cgroups():
+    for folder in (each for _, own in own_cgroups("cpu") for each in (own, *_above(own))):
         of_version_1 = [*words_of(folder / "cpu.cfs_quota_us"), *words_of(folder / "cpu.cfs_period_us")]
         for words in (words_of(folder / "cpu.max"), of_version_1):
             # No limit is ``max`` in version 2 and -1 in version 1.
@@ -104,28 +104,35 @@ def count_cores() -> int:
     return max(1, min(allowed, *(math.ceil(quota) for quota in quotas))) if quotas else allowed
 
 
-def _cgroups() -> Iterator[Path]:
-    """Yield the folders of this process's cgroup and of its ancestors, which may limit its CPU time.
+def own_cgroups(controller: str) -> Iterator[tuple[int, Path]]:
+    """Yield the version (1, 2) and the folder of each cgroup of this process that may have a ``controller``.
 
     Some of these folders may not exist. For example, a container may mount only its own cgroup, under another path.
     """
     try:
         lines = OWN_CGROUP.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
-        lines = ["0::/", "1:cpu:/"]  # without /proc, try the usual mounts
+        lines = ["0::/", f"1:{controller}:/"]  # without /proc, try the usual mounts
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers == "":  # version 2
             mounted = [CGROUPS, CGROUPS / "unified"]
-        elif "cpu" in controllers.split(","):
-            mounted = [CGROUPS / controllers, CGROUPS / "cpu"]
+        elif controller in controllers.split(","):
+            mounted = [CGROUPS / controllers, CGROUPS / controller]
         else:
             continue
         is_outside = not path.startswith("/") or ".." in path.split("/")  # of the part that this process can see
-        own = PurePosixPath("/" if is_outside else path)
+        own = PurePosixPath("/" if is_outside else path).relative_to("/")
         for root in dict.fromkeys(mounted):
-            for group in (own, *own.parents):
-                yield root / group.relative_to("/")
+            yield (1 if controllers else 2), root / own
+
+
+def _above(cgroup: Path) -> Iterator[Path]:
+    """Yield the folders of the ancestors of a cgroup, which may limit its CPU time too."""
+    for folder in cgroup.parents:
+        if folder == CGROUPS.parent:
+            break
+        yield folder
 
 
 def words_of(path: Path | str) -> list[str]:
