@@ -52,6 +52,8 @@ class SubprocessEnvManager(EnvManager):
         measures: Names of numbers in the infos, which ``episodes`` keeps from the end of each. Sets ``infos``.
         check_values: Whether to refuse casts, numbers that are not finite, and observations out of bounds.
         seed: Seed of the first ``reset``.
+        start_at_most: Number of workers that make their environments at once; by default the cores, and at least 2.
+        memory_limit_mb: Memory of a worker, in MiB, above which it is killed; see WorkerOutOfMemory. Needs Linux.
         worker_env: Environment variables of the workers, instead of the trainer's.
         log_dir: Folder with a file for the output of each worker. Errors quote the end of the worker's file.
         trace: Path of a trace file.
