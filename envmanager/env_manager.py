@@ -187,6 +187,7 @@ class EnvManager(ABC):
                     "restarts.recycle_above_mb needs workers that are processes of this machine, and here they are "
                     "not: use kind: subprocess, or leave it out. recycle_after_steps counts steps instead."
                 )
+            self._table.counts_each |= host.is_asked
             host.have_started(self._table.specs, reports)
             if self._tracer is not None:
                 self._tracer.started()

@@ -75,6 +75,8 @@ class Link(WorkerLife):
     slot = 0
     """Slot of shared memory for the response to the last step command; 0 for workers without shared memory."""
 
+    first_mb = 0.0
+    """Memory of the process, in MiB, when it was first looked at."""
     limits: MemoryLimits | None = None
     """What limits the memory of the process, and knows why the kernel has killed it."""
 

@@ -45,6 +45,8 @@ _MORE_DESCRIPTORS = 32
 while a process starts, and some in reserve."""
 _LEAST_AT_ONCE = 2
 """Number of workers that may make their environments at the same time however few cores there are."""
+_GROWTH = 1.25
+"""Growth of memory below which a worker is not recycled, so that one that begins above the limit is not at once."""
 _HURRIED_S = 0.3
 """Seconds that workers have to end once their manager was told to stop."""
 
@@ -161,6 +163,7 @@ class LinkHost(WorkerHost, Generic[AnyLink]):
             options = attrs.evolve(options, log_dir=absolute(options.log_dir))  # the trainer may change its directory
         self.options = options
         self.start_at_most = options.start_at_most or max(_LEAST_AT_ONCE, count_cores())
+        self.is_asked = options.restarts.recycle_above_mb is not None
         self._reports: dict[int, StartReport] = {}
         """Reports of workers that have started, by worker_id."""
 
@@ -272,9 +275,13 @@ class LinkHost(WorkerHost, Generic[AnyLink]):
         if payload is not None:
             dumps_command(payload)
 
-    def memory_mb(self, worker_id: int) -> float:
-        pid = self.workers[worker_id].process.pid if worker_id < self._n_links else None
-        return 0.0 if pid is None else memory_bytes(pid) / MIB
+    def why_due(self, worker_id: int) -> str:
+        limit_mb, worker = self.options.restarts.recycle_above_mb, self.workers[worker_id]
+        if limit_mb is None or worker_id >= self._n_links or worker.process.pid is None:
+            return ""
+        in_use_mb = memory_bytes(worker.process.pid) / MIB
+        worker.first_mb = worker.first_mb or in_use_mb
+        return f"at {in_use_mb:,.0f} MiB" if in_use_mb > max(limit_mb, _GROWTH * worker.first_mb) else ""
 
     def is_gone(self, worker_id: int) -> bool:
         return worker_id < self._n_links and self.workers[worker_id].state is not State.RUNNING

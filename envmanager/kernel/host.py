@@ -166,7 +166,9 @@ class WorkerHost(ABC):
     start_at_most: float = math.inf
     """Number of workers that may make their environments at the same time."""
     tells_memory = False
-    """Whether ``memory_mb`` knows."""
+    """Whether the memory of workers is known, so that ``recycle_above_mb`` can be obeyed."""
+    is_asked = False
+    """Whether ``why_due`` may return anything."""
     accepts_device_arrays = False
     """Whether PyTorch and JAX arrays of actions reach the environments without conversion to NumPy."""
 
@@ -234,9 +236,9 @@ class WorkerHost(ABC):
         """Return whether a worker that failed cannot be reset, for instance because its process has ended."""
         return False
 
-    def memory_mb(self, worker_id: int) -> float:
-        """Return the resident memory of a worker and its children in MiB, 0 if it is unknown."""
-        return 0.0
+    def why_due(self, worker_id: int) -> str:
+        """Return why a healthy worker is to be replaced, such as ``"at 312 MiB"``, or "". Asked once a second."""
+        return ""
 
     def lost(  # noqa: B027  (only recordings need it)
         self, worker_id: int, error: Exception, env_ids: Sequence[int] | None = None

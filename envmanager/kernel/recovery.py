@@ -61,9 +61,8 @@ from envmanager.observe import events
 from envmanager.options import ResetConfig, RestartPolicy
 
 LONGEST_BACKOFF_S = 30.0
-_MEASURE_EVERY_S = 1.0
-_GROWTH = 1.25
-"""Growth of memory below which a worker is not recycled, so that one that begins above the limit is not at once."""
+_ASK_EVERY_S = 1.0
+"""Interval (s) at which the host is asked whether a worker is due."""
 _KILLED = ("SIGKILL", "SIGTERM", "EXIT(?)")
 """Ends of workers that are killed from outside; of the last the helper, which was killed too, has told nothing."""
 
@@ -171,7 +170,7 @@ class Recovery:
         self.last_config = ResetConfig(seed=seed)
         """Arguments for the reset of replacements: the options of the last reset, and the seed that was given last."""
         self._table = table
-        table.counts_each = policy.recycle_after_steps is not None or policy.recycle_above_mb is not None
+        table.counts_each = policy.recycle_after_steps is not None
         self._policy = policy
         self._supervisor = Supervisor(policy)
         self.scheduled: list[tuple[float, int, Entry, Replacement]] = []
@@ -337,7 +336,7 @@ class Recovery:
         host, worker_id = self.host, entry.worker_id
         replacement.is_started = True
         entry.generation, entry.steps_of_generation, entry.is_old = entry.generation + 1, 0, False
-        entry.is_due, entry.first_mb = "", 0.0
+        entry.is_due = ""
         entry.has_attributes = not entry.attributes
         if replacement.keeps:
             config: Any = self.keeper.begins_of(entry)
@@ -385,8 +384,8 @@ class Recovery:
         limit = self._policy.recycle_after_steps
         if limit is not None and entry.steps_of_generation >= limit:
             entry.is_due = entry.is_due or "steps"
-        if self._policy.recycle_above_mb is not None and not entry.is_due:
-            self._measure(entry, self._policy.recycle_above_mb)
+        if self.host.is_asked and not entry.is_due and (now := self.host.now()) >= entry.asked_at + _ASK_EVERY_S:
+            entry.asked_at, entry.is_due = now, self.host.why_due(entry.worker_id)
         if not entry.is_due:
             return
         book, parts = self._table.book, response.payload.values()
@@ -405,16 +404,6 @@ class Recovery:
             is_time = any(steps.ended[steps.acting_rows].any() for steps in parts)
         if is_time:
             self.recycle(entry, response)
-
-    def _measure(self, entry: Entry, limit_mb: float) -> None:
-        """Look at the memory of a worker, unless that was done in the last second. Above the limit it is due."""
-        now = self.host.now()
-        if now < entry.measured_at + _MEASURE_EVERY_S:
-            return
-        entry.measured_at, in_use_mb = now, self.host.memory_mb(entry.worker_id)
-        entry.first_mb = entry.first_mb or in_use_mb
-        if in_use_mb > max(limit_mb, _GROWTH * entry.first_mb):
-            entry.is_due = f"at {in_use_mb:,.0f} MiB"
 
     def move(self, entry: Entry) -> None:
         """Replace a healthy worker: now if its episodes are kept, or all its environments rest, else as an old one."""

@@ -145,10 +145,8 @@ class Entry:
     steps_of_generation: int = 0
     is_due: str = ""
     """Reason why the generation is to be replaced although it is healthy, or empty."""
-    measured_at: float = -math.inf
-    """Time (monotonic seconds) at which the memory of the generation was last looked at."""
-    first_mb: float = 0.0
-    """Memory of the generation, in MiB, when it was first looked at."""
+    asked_at: float = -math.inf
+    """Time (monotonic seconds) at which the host was last asked whether the worker is due."""
     is_old: bool = False
     """Whether the generation has taken ``recycle_after_steps``, and is to be replaced when its environments rest."""
     restarts: int = 0

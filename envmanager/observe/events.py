@@ -155,6 +155,22 @@ class Recycled(Event):
 
 
 @attrs.frozen(kw_only=True)
+class Squeezed(Event):
+    """Event: no node of the cluster has had room for a worker within ``place_s`` seconds, so it runs beside others."""
+
+    LEVEL = logging.WARNING
+
+    place_s: float
+    missing: str
+
+    def __str__(self) -> str:
+        return (
+            f"worker {self.worker_id} found no place within {self.place_s:g} s ({self.missing}): it shares the CPUs of "
+            "others until there is one"
+        )
+
+
+@attrs.frozen(kw_only=True)
 class StepCancelled(Event):
     """Event: a cancelled step of ``env_id`` in a pool went on. ``generation`` replaces its worker, at no charge."""
 

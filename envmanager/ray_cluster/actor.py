@@ -20,6 +20,7 @@ from __future__ import annotations
 import os
 import pickle
 import socket
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -45,7 +46,7 @@ from envmanager.hosts.wire import (
 )
 
 WHO_CODE = 0
-"""Code of a command that asks for the actor's process id and host name, and shows whether the actor still runs."""
+"""Code of a command that asks for process id, host name and node of the actor, and shows whether it still runs."""
 WHO = COMMAND.pack(0, WHO_CODE, 0, 0, 0, 0)
 LARGE_BYTES = 100_000
 """Size in bytes from which the steps of an answer are sent as an array, because Ray sends arrays without a copy."""
@@ -93,6 +94,11 @@ def unpack_answer(value: Any, at_ns: int) -> Answer:
     return Answer(ticket, code, flags, head[end:], busy_ns, at_ns, n_ended, memoryview(head)[MESSAGE.size : end])
 
 
+def _node_id() -> str:
+    ray = sys.modules.get("ray")  # not in a test
+    return "" if ray is None else str(ray.get_runtime_context().get_node_id())
+
+
 class EnvActor:
     """The class of a Ray actor that hosts the environments of one worker and executes the manager's commands."""
 
@@ -110,7 +116,7 @@ class EnvActor:
         began_ns = time.perf_counter_ns()
         ticket, code, _, flags, n_begins, length = COMMAND.unpack_from(command)
         if code == WHO_CODE:
-            return pack_answer(ticket, code, 0, 0, pickle.dumps((os.getpid(), socket.gethostname())))
+            return pack_answer(ticket, code, 0, 0, pickle.dumps((os.getpid(), socket.gethostname(), _node_id())))
         name = NAMES[code]
         try:
             payload = memoryview(command)[COMMAND.size :]

@@ -10,6 +10,7 @@ import contextlib
 import copy
 import signal
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -21,10 +22,12 @@ from envmanager.system.interrupts import allow_interrupts
 
 with needed_by("the manager kind 'ray'", extra="ray"):
     import ray
+    from ray._private.state import state as _state
     from ray.exceptions import RayError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 _REMOTE: Any = ray.remote(EnvActor)
+_LOOK_EVERY_S = 0.5
 _environments: dict[str, dict[str, Any]] = {}
 """Runtime environments of the Ray jobs that this library has started, by job id."""
 
@@ -57,6 +60,19 @@ def connect(options: ClusterOptions) -> None:
     _environments[ray.get_runtime_context().get_job_id()] = dict(runtime_env or {})
     if callable(before) and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, before)  # Ray has replaced the handler
+
+
+def await_nodes(n: int, within_s: float) -> None:
+    """Wait until the cluster has ``n`` nodes. Raises UsageError if it has fewer after ``within_s`` seconds."""
+    deadline = time.monotonic() + within_s
+    while (found := sum(node["Alive"] for node in ray.nodes())) < n:
+        if time.monotonic() >= deadline:
+            raise UsageError(
+                f"the cluster has {found} of min_nodes={n} nodes after {within_s:g} s (timeouts.start_s): add nodes, "
+                "or leave min_nodes out, and the run begins with those that are there."
+            )
+        with allow_interrupts():
+            time.sleep(_LOOK_EVERY_S)
 
 
 def n_cpus() -> int:
@@ -113,15 +129,50 @@ class Cluster:
             "enable_task_events": False,
         }
 
-    def make_actor(self, worker_id: int, *arguments: Any) -> ActorHandle:
-        """Return a new actor, which Ray places once there is room. Raises UsageError if Ray refuses the options."""
-        options = dict(self._options)
-        if self._nodes:
-            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(self._nodes[worker_id], soft=True)
+    def make_actor(self, worker_id: int, *arguments: Any, node_id: str = "", squeezed: bool = False) -> ActorHandle:
+        """Return a new actor, which Ray places once there is room. Raises UsageError if Ray refuses the options.
+
+        ``node_id``: the node to prefer. ``squeezed``: whether it asks for no CPU and no memory.
+        """
+        options = {**self._options, **({"num_cpus": 0.0, "memory": None} if squeezed else {})}
+        node_id = node_id or (self._nodes[worker_id] if self._nodes else "")
+        if node_id:
+            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node_id, soft=True)
         try:
             return ActorHandle(_REMOTE.options(**options).remote(worker_id, *arguments))
         except (ValueError, TypeError) as error:
             raise UsageError(f"resources or runtime_env cannot be used: {error}") from error
+
+    def make_place(self) -> ActorHandle:
+        """Return an actor that only asks for the resources of a worker, so that an autoscaler adds a node."""
+        return ActorHandle(_REMOTE.options(**self._options).remote(-1, (), b""))
+
+    @property
+    def is_by_name(self) -> bool:
+        """Whether each worker has a preferred node."""
+        return bool(self._nodes)
+
+    @property
+    def cpus_of_a_worker(self) -> float:
+        """Number of CPUs that a worker asks for."""
+        return self._wanted.get("CPU", 0.0)
+
+    def nodes(self) -> tuple[dict[str, float], set[str], bool, float]:
+        """Return the CPUs of each node, by id; the nodes that are to end; whether one has room; the CPUs in use.
+
+        The first and the last are those of nodes that are not to end. Room is where all that a worker asks for is free,
+        or said to be there if no node has ever as much. Raises RayError and other errors of Ray.
+        """
+        alive = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
+        ending, free = set(_state.get_draining_nodes()), _state.available_resources_per_node()
+        alive = {node_id: own for node_id, own in alive.items() if node_id not in ending}
+        can_have = [self._fits(own) for own in alive.values()]
+        has_room = not any(can_have) or any(self._fits(free.get(node_id, {})) for node_id in alive)
+        cpus = {node_id: own.get("CPU", 0.0) for node_id, own in alive.items()}
+        return cpus, ending, has_room, sum(cpus.values()) - sum(free.get(each, {}).get("CPU", 0.0) for each in cpus)
+
+    def _fits(self, resources: Mapping[str, float]) -> bool:
+        return all(resources.get(name, 0.0) >= amount for name, amount in self._wanted.items())
 
     def is_connected(self) -> bool:
         """Return whether this program is still a driver of the cluster."""

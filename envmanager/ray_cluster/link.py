@@ -37,6 +37,7 @@ if TYPE_CHECKING:  # it needs Ray
 
 _ASK_EVERY_S = 1.0
 _BELL_BYTES = 1 << 12
+_VERY_LATE = 3
 _NODE_DIED = "NODE_DIED"
 _EXIT_NAMES = {"ActorDiedError": "DIED", "ActorUnavailableError": "UNREACHABLE", "OutOfMemoryError": "OUT_OF_MEMORY"}
 
@@ -44,12 +45,19 @@ _EXIT_NAMES = {"ActorDiedError": "DIED", "ActorUnavailableError": "UNREACHABLE",
 class ActorConnection(Channel):
     """A connection that sends messages as calls to a Ray actor. ActorLinks use it as ``channel`` and as ``process``."""
 
-    def __init__(self, make_actor: Callable[[], ActorHandle], poller: ActorPoller) -> None:
+    def __init__(self, make_actor: Callable[..., ActorHandle], poller: ActorPoller, place_s: float = math.inf) -> None:
+        """``place_s``: time after which ``look`` may squeeze the actor, if no node has room for it."""
         super().__init__()
         self.pidfd, self._end_fd = descriptors.socket_pair()
         self.pid: int | None = None
         self.node = ""
         """Name of the host on which the actor runs; empty until the actor has been placed."""
+        self.node_id = self.room = ""
+        """Ids of the node of the actor, and of one that has room for it, if it is squeezed."""
+        self.is_squeezed = False
+        self._asked_at, self._place_s = time.monotonic(), place_s
+        self._place: ActorHandle | None = None
+        """Actor that waits for a place in the name of one that is squeezed."""
         self.error = ""
         """Ray's message about the actor's end; empty before the end."""
         self._exit_name = "KILLED"
@@ -86,17 +94,48 @@ class ActorConnection(Channel):
 
     def take_in(self, actor: ActorHandle, answer: Answer | BaseException) -> None:
         """Store the answer to a call, or the error with which the actor ended. Ignore answers from replaced actors."""
-        if actor is not self._actor:  # that actor never ran and was replaced
+        if self._place is not None and actor is self._place:
+            if isinstance(answer, Answer):
+                self.room = pickle.loads(answer.data)[2]
+        elif actor is not self._actor:  # that actor never ran and was replaced
             pass
         elif isinstance(answer, BaseException):
             self._note_end(answer)
         elif answer.code == WHO_CODE:
             self._is_asked = False
-            self.pid, self.node = pickle.loads(answer.data)
+            self.pid, self.node, self.node_id = pickle.loads(answer.data)
         else:
             self.messages.append(answer)
             if answer.code == CODES[CommandName.CLOSE]:
                 self._end()
+
+    def is_very_late(self) -> bool:
+        """Return whether the actor has been asked for so long ago that its process does not only start slowly."""
+        return time.monotonic() >= self._asked_at + _VERY_LATE * self._place_s
+
+    def squeeze_if_due(self, make_place: Callable[[], ActorHandle]) -> bool:
+        """Ask for an actor without CPUs if this one has found no place in time. Return whether that was so."""
+        if self._has_ended or self.pid is not None or time.monotonic() < self._asked_at + self._place_s:
+            return False
+        self.is_squeezed = True
+        self._actor.kill()
+        self._place = make_place()
+        self._place.obey(WHO, partial(self._poller.bring, self, self._place))
+        self._begin_again(squeezed=True)
+        return True
+
+    def give_up_place(self) -> None:
+        """End the actor that waits for a place."""
+        place, self._place = self._place, None
+        if place is not None:
+            place.kill()
+
+    def _begin_again(self, **how: Any) -> None:
+        """Ask for another actor in place of one that never ran, and send it the first command."""
+        self._actor, self._is_asked, self.error, self._exit_name = self._make_actor(**how), False, "", "KILLED"
+        self.ask()
+        if self._first[0]:
+            self._call(self._first[0])
 
     # The actor's end.
 
@@ -115,11 +154,8 @@ class ActorConnection(Channel):
             self._exit_name = _NODE_DIED
         else:
             self._exit_name = _EXIT_NAMES.get(kind, kind)
-        message, deadline = self._first
-        if self._exit_name == _NODE_DIED and self.pid is None and time.monotonic() < deadline:
-            self._actor, self._is_asked, self.error, self._exit_name = self._make_actor(), False, "", "KILLED"
-            self.ask()
-            self._call(message)
+        if self._exit_name == _NODE_DIED and self.pid is None and time.monotonic() < self._first[1]:
+            self._begin_again(squeezed=self.is_squeezed)
         else:
             self._end()
 
@@ -139,6 +175,7 @@ class ActorConnection(Channel):
 
     def release(self) -> None:
         self._end()
+        self.give_up_place()
         self.pidfd = descriptors.close(self.pidfd)
 
 
@@ -212,6 +249,9 @@ class ActorPoller(Poller[ActorLink]):
         self.answers_fd, self._bring_fd = descriptors.socket_pair()
         """The ends of the bell. ``answers_fd`` becomes readable when enough steps, or any other answer, are queued."""
         self.epoll.register(self.answers_fd, descriptors.READABLE)
+        self.on_ring: Callable[[], object] = lambda: None
+        """Function that the trainer's thread calls after ``ring``. The host sets it."""
+        self._is_rung = False
         self._came: deque[tuple[ActorConnection, ActorHandle, Answer | BaseException]] = deque()
         self._lock = threading.Lock()
         self._ask_at = 0.0
@@ -223,15 +263,26 @@ class ActorPoller(Poller[ActorLink]):
         self._came.append((connection, actor, answer))
         is_step = isinstance(answer, Answer) and answer.code == STEP_CODE
         if not is_step or len(self._came) >= self.n_wanted:
-            with self._lock:  # close() could otherwise free the descriptor for another file before the write
-                if self._bring_fd != descriptors.CLOSED:
-                    with contextlib.suppress(BlockingIOError):  # it has rung many times
-                        descriptors.write(self._bring_fd, b"!")
+            self._wake_up()
+
+    def ring(self) -> None:
+        """Let the trainer's thread call ``on_ring`` soon. May be called by any thread."""
+        self._is_rung = True
+        self._wake_up()
+
+    def _wake_up(self) -> None:
+        with self._lock:  # close() could otherwise free the descriptor for another file before the write
+            if self._bring_fd != descriptors.CLOSED:
+                with contextlib.suppress(BlockingIOError):  # it has rung many times
+                    descriptors.write(self._bring_fd, b"!")
 
     def drain(self) -> None:
         """Pass each queued answer to its connection. Called in the trainer's thread."""
         with contextlib.suppress(OSError):  # empty the bell first: an answer that comes meanwhile rings again
             descriptors.read(self.answers_fd, _BELL_BYTES)
+        if self._is_rung:
+            self._is_rung = False
+            self.on_ring()
         while True:
             try:
                 connection, actor, answer = self._came.popleft()

@@ -25,12 +25,14 @@ from envmanager.data.env_rows import split_evenly
 from envmanager.env_manager import EnvManager
 from envmanager.errors import UsageError
 from envmanager.hosts.link_host import LinkHost, Resources
+from envmanager.kernel.calls import weak_callback
 from envmanager.kernel.table import Entry
 from envmanager.observe.stats import WorkerStats
 from envmanager.options import takes
-from envmanager.ray_cluster.cluster import Cluster, connect, n_cpus
+from envmanager.ray_cluster.cluster import Cluster, await_nodes, connect, n_cpus
 from envmanager.ray_cluster.link import ActorConnection, ActorLink, ActorPoller
 from envmanager.ray_cluster.options import RayOptions
+from envmanager.ray_cluster.places import Places
 from envmanager.ray_cluster.probing import place_on_cluster
 
 
@@ -45,12 +47,26 @@ class RayHost(LinkHost[ActorLink]):
 
     def __init__(self, env_factory: Any, factories: Sequence[Any], cluster: Cluster, options: RayOptions) -> None:
         super().__init__(env_factory, options)
-        self.start_at_most = math.inf
+        self.start_at_most, self.is_asked = math.inf, True
+        self._on_cluster = on_cluster = options.on_cluster
+        self._place_s = min(on_cluster.place_s, options.timeouts.start_s / 2)
         self.factories = factories
         self._cluster = cluster
 
     def _make_resources(self) -> Resources[ActorLink]:
-        return Resources(self.options.timeouts.close_s, ActorPoller())
+        poller = ActorPoller()
+        self._places = Places(self._cluster, poller.ring)
+        poller.on_ring = weak_callback(self._squeeze)
+        return Resources(self.options.timeouts.close_s, poller, self._places.close)
+
+    def _squeeze(self) -> None:
+        """Let workers that have waited for a place for long run beside others."""
+        for link in self._places.without_place(self.workers) if self._on_cluster.squeeze else ():
+            if link.channel.squeeze_if_due(self._cluster.make_place):
+                self.context.events.add(self._places.squeezed(link, self._place_s))
+
+    def why_due(self, worker_id: int) -> str:
+        return self._places.why_due(worker_id, self.workers)
 
     def make_worker(self, worker_id: int) -> ActorLink:
         """Request an actor and return its link without waiting, so that all workers share one start timeout."""
@@ -58,8 +74,12 @@ class RayHost(LinkHost[ActorLink]):
         entry, poller = self.context.entries[worker_id], self._resources.poller
         plan, data = self.plan_of(entry), pickled(self.group_factory(entry))
         cluster, events, times = self._cluster, self.context.events, entry.times
-        make_actor = partial(cluster.make_actor, worker_id, entry.env_ids, data)
-        return self.care_for(lambda: ActorLink(plan, ActorConnection(make_actor, poller), cluster, events, times))
+        if entry.generation > 0:
+            self.workers[worker_id].channel.give_up_place()
+        node_id = self._places.target(worker_id)
+        make_actor = partial(cluster.make_actor, worker_id, entry.env_ids, data, node_id=node_id)
+        connection = partial(ActorConnection, make_actor, poller, self._place_s)
+        return self.care_for(lambda: ActorLink(plan, connection(), cluster, events, times))
 
     def describe(self, entry: Entry, known: WorkerStats) -> WorkerStats:
         node = self.workers[entry.worker_id].channel.node
@@ -94,6 +114,7 @@ class RayEnvManager(EnvManager):
             n_workers = math.ceil(n_envs / on_cluster.envs_per_worker)
         factories = factories_for(env_factory, n_envs)
         connect(on_cluster)
+        await_nodes(on_cluster.min_nodes, options.timeouts.start_s)
         if n_workers == "auto":
             found = place_on_cluster(RayEnvManager, env_factory, options, on_cluster, n_cpus())
             n_workers, self.placement = found.n_workers, str(found)

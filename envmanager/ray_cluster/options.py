@@ -9,7 +9,17 @@ from typing import Any
 import attrs
 
 from envmanager.errors import UsageError
-from envmanager.options import LocalCount, ProcessOptions, StartMethod, a_mapping, at_least, plain, plain_numbers
+from envmanager.options import (
+    LocalCount,
+    ProcessOptions,
+    StartMethod,
+    a_mapping,
+    at_least,
+    flag,
+    plain,
+    plain_numbers,
+    seconds,
+)
 from envmanager.structuring import structure
 
 _optional = attrs.validators.optional
@@ -67,6 +77,8 @@ class ClusterOptions:
     machine, and starts one if there is none. ``resources``: amounts per worker, with the keys ``num_cpus`` (default 1),
     ``num_gpus``, ``memory`` (bytes) and ``custom`` (a mapping). ``placement``: "pack" uses one node until half of its
     resources are in use; "spread" uses many nodes; a list names each worker's preferred node by id, name or address.
+    ``squeeze``: whether a worker for which no node has had room for ``place_s`` seconds shares the CPUs of others until
+    one has. ``min_nodes``: number of nodes for which the start waits, up to ``Timeouts.start_s``.
     ``runtime_env``: Ray's option, such as packages and files for the workers. ``envs_per_worker``: maximum number of
     environments per worker, given instead of ``n_workers``.
     """
@@ -76,6 +88,9 @@ class ClusterOptions:
     placement: Any = attrs.field(default="pack", validator=_check_placement)
     runtime_env: Mapping[str, Any] | None = attrs.field(default=None, validator=_optional(a_mapping), repr=False)
     envs_per_worker: int | None = attrs.field(default=None, validator=_optional(at_least(1)))
+    squeeze: bool = attrs.field(default=True, validator=flag)
+    place_s: float = attrs.field(default=10.0, validator=seconds(unlimited=False))
+    min_nodes: int = attrs.field(default=1, validator=at_least(1))
 
     @property
     def amounts(self) -> dict[str, float]:
@@ -125,6 +140,9 @@ class RayOptions(ProcessOptions):
     placement: Any = None
     address: str | None = None
     runtime_env: Mapping[str, Any] | None = attrs.field(default=None, repr=False)
+    squeeze: bool | None = None
+    place_s: float | None = None
+    min_nodes: int | None = None
     cluster: ClusterOptions | Mapping[str, Any] | None = attrs.field(default=None, repr=False)
     local_envs: LocalCount = attrs.field(default=0, validator=_means_nothing("the trainer's process hosts none"))
     start_method: StartMethod | None = attrs.field(default=None, validator=_means_nothing("Ray starts its processes"))

@@ -45,7 +45,7 @@ class Ordered(Tape):
         _, recorded, error = self.next(what, worker_id).content(self._answer)
         if error is not None:
             raise error
-        if what in ("now", "memory_mb"):
+        if what in ("now", "why_due"):
             return recorded
         if what == "launch":
             self.held.pop(worker_id, None)

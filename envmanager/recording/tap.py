@@ -109,14 +109,15 @@ class TappedHost(_Tapped):
 
     def await_start(self) -> dict[int, StartReport]:
         reports, told = self.tap.call("await_start", -1, None, self._await_start)
-        self.accepts_device_arrays, self.steps_some_rows, self.moves_all, self.start_at_most, self.tells_memory = told
+        self.accepts_device_arrays, self.steps_some_rows, self.moves_all, *more = told
+        self.start_at_most, self.tells_memory, self.is_asked = more
         return reports  # type: ignore[no-any-return]
 
     def _await_start(self) -> tuple[dict[int, StartReport], tuple[Any, ...]]:
         host = self.inner
         reports = host.await_start()
-        told = host.accepts_device_arrays, host.steps_some_rows, host.moves_all, host.start_at_most, host.tells_memory
-        return reports, told
+        told = host.accepts_device_arrays, host.steps_some_rows, host.moves_all
+        return reports, (*told, host.start_at_most, host.tells_memory, host.is_asked)
 
     def begin_again(self, worker_id: int, config: ResetConfig) -> EnvironmentResponse | None:
         do = partial(self.inner.begin_again, worker_id, config)
@@ -125,8 +126,8 @@ class TappedHost(_Tapped):
     def is_gone(self, worker_id: int) -> bool:
         return self.tap.call("is_gone", worker_id, None, partial(self.inner.is_gone, worker_id))  # type: ignore[no-any-return]
 
-    def memory_mb(self, worker_id: int) -> float:
-        return self.tap.call("memory_mb", worker_id, None, partial(self.inner.memory_mb, worker_id))  # type: ignore[no-any-return]
+    def why_due(self, worker_id: int) -> str:
+        return self.tap.call("why_due", worker_id, None, partial(self.inner.why_due, worker_id))  # type: ignore[no-any-return]
 
     def check_can_travel(self, payload: Any) -> None:
         self.tap.call("check_can_travel", -1, None, partial(self.inner.check_can_travel, payload))

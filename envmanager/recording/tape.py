@@ -30,7 +30,7 @@ _ASKED = {
     "take": "a look at what has arrived",
     "get": "a wait for steps",
     "now": "a look at the time",
-    "memory_mb": "a look at the memory",
+    "why_due": "a look whether a worker is due",
     "is_gone": "a look at a worker",
     "await_start": "the start",
     "check_can_travel": "a value that cannot be sent",

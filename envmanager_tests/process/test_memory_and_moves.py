@@ -170,7 +170,7 @@ def test_the_kernels_count_is_that_of_this_cgroup_or_of_the_machine(
 
 
 def test_workers_that_leak_are_recycled_in_time_and_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("envmanager.kernel.recovery._MEASURE_EVERY_S", 0.0)
+    monkeypatch.setattr("envmanager.kernel.recovery._ASK_EVERY_S", 0.0)
     one, manager = played(simple())
     manager.close()
     policy = attrs.evolve(KEPT, recycle_above_mb=250)
@@ -186,7 +186,7 @@ def test_workers_that_leak_are_recycled_in_time_and_nothing_is_lost(monkeypatch:
 
 
 def test_a_worker_that_is_large_from_the_start_is_not_recycled_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("envmanager.kernel.recovery._MEASURE_EVERY_S", 0.0)
+    monkeypatch.setattr("envmanager.kernel.recovery._ASK_EVERY_S", 0.0)
     _, last = played(processes(2, restarts=attrs.evolve(KEPT, recycle_above_mb=1)))
 
     assert last.events.count(events.Recycled) == 0
@@ -340,7 +340,7 @@ def test_unknown_workers_cannot_be_moved(given: Any) -> None:
 
 
 def test_moves_and_recycled_leaks_are_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("envmanager.kernel.recovery._MEASURE_EVERY_S", 0.0)
+    monkeypatch.setattr("envmanager.kernel.recovery._ASK_EVERY_S", 0.0)
     path = str(tmp_path / "run.emrec")
     policy = attrs.evolve(KEPT, recycle_above_mb=250)
     moves = {10: [0], 40: [1, 2]}

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from envmanager import EnvContext, RestartPolicy, Timeouts, UsageError, Wait, WorkerDied
+from envmanager import EnvContext, RestartPolicy, SubprocessEnvManager, Timeouts, UsageError, Wait, WorkerDied
 from envmanager.errors import NotPlaced
 from envmanager.observe import events
 from envmanager.testing import EchoEnvironment
@@ -141,7 +141,10 @@ def test_a_worker_without_a_node_waits_for_one_that_joins_later(cluster: Any) ->
             {"n_workers": 1, "resources": {"num_cpus": 1000}},
             f"no node has 1000 CPU (the most that one has is {CPUS_OF_A_NODE})",
         ),
-        ({"n_workers": 4, "resources": {"num_cpus": CPUS_OF_A_NODE}}, "all CPU is taken, but for 0 CPU"),
+        (
+            {"n_workers": 4, "resources": {"num_cpus": CPUS_OF_A_NODE}, "squeeze": False},
+            "all CPU is taken, but for 0 CPU",
+        ),
     ],
     ids=["what nobody has", "more than anybody has", "more than is free"],
 )
@@ -206,3 +209,92 @@ def test_auto_puts_cheap_environments_into_few_actors_and_says_why(cluster: Any)
     with RayEnvManager(EchoEnvironment, 64, n_workers="auto", timeouts=Timeouts(start_s=SOON_S)) as manager:
         assert manager.n_workers <= 4
         assert "a call of an actor" in manager.stats().placement
+
+
+# Nodes that come and go.
+
+
+def moves(manager: Any) -> list[tuple[int, str]]:
+    return [(event.worker_id, event.why) for event in manager.events if isinstance(event, events.Recycled)]
+
+
+def test_a_run_begins_on_the_nodes_that_are_there_and_spreads_when_another_joins(cluster: Any) -> None:
+    until(all_cpus_are_free)
+    options: Any = {"resources": {"num_cpus": CPUS_OF_A_NODE}, "place_s": 2.0, "seed": 1, "restarts": KEPT}
+    with RayEnvManager(Make(), 4, n_workers=4, **options) as manager, contextlib.ExitStack() as exits:
+        (squeezed,) = (event for event in manager.events if isinstance(event, events.Squeezed))
+        assert "all CPU is taken" in str(squeezed)
+        joined: list[Any] = []
+
+        def join(n_rows: int) -> None:
+            if n_rows == 20 and not joined:
+                joined.append(exits.enter_context(one_more_node(cluster)))
+            if n_rows >= 20 and not moves(manager):
+                time.sleep(0.1)  # the run is long enough to see it
+
+        streams = played(manager, n_rounds=600, meanwhile=join)
+        assert moves(manager) == [(squeezed.worker_id, "as there is a place for it")]
+        assert manager.call(node_of)[squeezed.worker_id] == joined[0].node_id
+        assert (streams.lost, manager.stats().restarts) == (0, 0)
+        manager.close()
+    assert streams.digests == without_faults(n_rounds=600)
+
+
+def test_workers_move_to_a_node_that_joins_until_the_shares_are_even(cluster: Any) -> None:
+    until(all_cpus_are_free)
+    with RayEnvManager(Make(), 8, n_workers=8, seed=1, restarts=KEPT) as manager, contextlib.ExitStack() as exits:
+        joined: list[Any] = []
+
+        def join(n_rows: int) -> None:
+            if n_rows == 20 and not joined:
+                joined.append(exits.enter_context(one_more_node(cluster)))
+            if joined and n_rows % 10 == 0:
+                time.sleep(0.05)
+
+        streams = played(manager, n_rounds=1500, meanwhile=join)
+        n_on = manager.call(node_of).count(joined[0].node_id)
+        assert {why for _, why in moves(manager)} == {"for even shares of the nodes"}
+        assert n_on == len(moves(manager)) >= 2
+        assert (streams.lost, manager.stats().restarts) == (0, 0)
+        manager.close()
+    with SubprocessEnvManager(Make(), 8, n_workers=2, seed=1, restarts=KEPT) as other:
+        assert streams.digests == played(other, n_rounds=1500).digests
+
+
+def test_workers_leave_a_node_that_is_to_end_before_it_does(cluster: Any) -> None:
+    with one_more_node(cluster) as node:
+        placement = [node.node_id, cluster.head_node.node_id, node.node_id, cluster.head_node.node_id]
+        options: Any = {"placement": placement, "seed": 1, "restarts": KEPT}
+        with RayEnvManager(Make(), 4, n_workers=4, **options) as manager:
+            assert manager.call(node_of) == placement
+
+            def end(n_rows: int) -> None:
+                if n_rows == 20:
+                    drain(node)
+                if n_rows >= 20 and len(moves(manager)) < 2:
+                    time.sleep(0.1)
+                if n_rows == 550:
+                    lose(cluster, node)
+
+            streams = played(manager, n_rounds=600, meanwhile=end)
+            assert sorted(moves(manager)) == [(0, "as its node is to end"), (2, "as its node is to end")]
+            assert (streams.lost, manager.stats().restarts) == (0, 0)
+    assert streams.digests == without_faults(n_rounds=600)
+
+
+def drain(node: Any) -> None:
+    """Give notice of the end of a node, as a cloud's spot instance does."""
+    import ray
+    from ray.core.generated.autoscaler_pb2 import DrainNodeReason
+
+    client = ray._private.worker.global_worker.gcs_client
+    end_ms = int(1000 * (time.time() + 600))
+    accepted, why = client.drain_node(node.node_id, DrainNodeReason.DRAIN_NODE_REASON_PREEMPTION, "spot", end_ms)
+    assert accepted, why
+
+
+def test_a_start_may_wait_for_nodes(cluster: Any) -> None:
+    with pytest.raises(UsageError, match="has 3 of min_nodes=4 nodes after 1 s"):
+        RayEnvManager(EchoEnvironment, 1, min_nodes=4, timeouts=Timeouts(start_s=1.0))
+    with RayEnvManager(EchoEnvironment, 1, min_nodes=3) as manager:
+        manager.reset()

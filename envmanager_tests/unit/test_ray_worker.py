@@ -88,7 +88,7 @@ class PlayedCluster:
     def __init__(self) -> None:
         self.actors: list[PlayedActor] = []
 
-    def make_actor(self, *arguments: Any) -> PlayedActor:
+    def make_actor(self, *arguments: Any, node_id: str = "", squeezed: bool = False) -> PlayedActor:
         self.actors.append(PlayedActor(*arguments))
         return self.actors[-1]
 
