@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from envmanager.errors import UsageError
 from envmanager.importing import needed_by
@@ -22,7 +22,7 @@ from envmanager.system.interrupts import allow_interrupts
 
 with needed_by("the manager kind 'ray'", extra="ray"):
     import ray
-    from ray._private.state import state as _state
+    from ray.core.generated.autoscaler_pb2 import GetClusterResourceStateReply, NodeStatus
     from ray.exceptions import RayError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -78,6 +78,20 @@ def await_nodes(n: int, within_s: float) -> None:
 def n_cpus() -> int:
     """Return the number of CPUs that the cluster reports."""
     return int(ray.cluster_resources().get("CPU", 0))
+
+
+class Nodes(NamedTuple):
+    """The nodes of a cluster at one moment."""
+
+    cpus: Mapping[str, float]
+    """CPUs of each node that is not to end, by id."""
+    ending: set[str]
+    n_waiting: int
+    """Number of requests like those of workers that have no place, and could share the CPUs of others."""
+
+
+def _fits(wanted: Mapping[str, float], resources: Mapping[str, float]) -> bool:
+    return all(resources.get(name, 0.0) >= amount for name, amount in wanted.items())
 
 
 class ActorHandle:
@@ -137,7 +151,10 @@ class Cluster:
         options = {**self._options, **({"num_cpus": 0.0, "memory": None} if squeezed else {})}
         node_id = node_id or (self._nodes[worker_id] if self._nodes else "")
         if node_id:
-            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node_id, soft=True)
+            # Without spilling, an actor waits for a node that is there and has no room.
+            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(
+                node_id, soft=True, _spill_on_unavailable=True
+            )
         try:
             return ActorHandle(_REMOTE.options(**options).remote(worker_id, *arguments))
         except (ValueError, TypeError) as error:
@@ -152,27 +169,22 @@ class Cluster:
         """Whether each worker has a preferred node."""
         return bool(self._nodes)
 
-    @property
-    def cpus_of_a_worker(self) -> float:
-        """Number of CPUs that a worker asks for."""
-        return self._wanted.get("CPU", 0.0)
-
-    def nodes(self) -> tuple[dict[str, float], set[str], bool, float]:
-        """Return the CPUs of each node, by id; the nodes that are to end; whether one has room; the CPUs in use.
-
-        The first and the last are those of nodes that are not to end. Room is where all that a worker asks for is free,
-        or said to be there if no node has ever as much. Raises RayError and other errors of Ray.
-        """
-        alive = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
-        ending, free = set(_state.get_draining_nodes()), _state.available_resources_per_node()
-        alive = {node_id: own for node_id, own in alive.items() if node_id not in ending}
-        can_have = [self._fits(own) for own in alive.values()]
-        has_room = not any(can_have) or any(self._fits(free.get(node_id, {})) for node_id in alive)
-        cpus = {node_id: own.get("CPU", 0.0) for node_id, own in alive.items()}
-        return cpus, ending, has_room, sum(cpus.values()) - sum(free.get(each, {}).get("CPU", 0.0) for each in cpus)
-
-    def _fits(self, resources: Mapping[str, float]) -> bool:
-        return all(resources.get(name, 0.0) >= amount for name, amount in self._wanted.items())
+    def look(self) -> Nodes:
+        """Return what the cluster says of its nodes, and of requests without a place. Raises errors of Ray."""
+        reply = GetClusterResourceStateReply()
+        reply.ParseFromString(ray._private.worker.global_worker.gcs_client.get_cluster_resource_state())
+        state, cpus, ending, can_share = reply.cluster_resource_state, {}, set(), False
+        shared = {name: amount for name, amount in self._wanted.items() if name not in ("CPU", "memory")}
+        for node in state.node_states:
+            if node.status == NodeStatus.DRAINING:
+                ending.add(node.node_id.hex())
+            elif node.status != NodeStatus.DEAD:
+                cpus[node.node_id.hex()] = node.total_resources.get("CPU", 0.0)
+                fits = _fits(self._wanted, node.total_resources) and _fits(shared, node.available_resources)
+                can_share |= fits and shared != self._wanted
+        requests = state.pending_resource_requests if can_share else ()
+        n_waiting = sum(each.count for each in requests if dict(each.request.resources_bundle) == self._wanted)
+        return Nodes(cpus, ending, n_waiting)
 
     def is_connected(self) -> bool:
         """Return whether this program is still a driver of the cluster."""

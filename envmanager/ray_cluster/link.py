@@ -37,7 +37,6 @@ if TYPE_CHECKING:  # it needs Ray
 
 _ASK_EVERY_S = 1.0
 _BELL_BYTES = 1 << 12
-_VERY_LATE = 3
 _NODE_DIED = "NODE_DIED"
 _EXIT_NAMES = {"ActorDiedError": "DIED", "ActorUnavailableError": "UNREACHABLE", "OutOfMemoryError": "OUT_OF_MEMORY"}
 
@@ -109,9 +108,10 @@ class ActorConnection(Channel):
             if answer.code == CODES[CommandName.CLOSE]:
                 self._end()
 
-    def is_very_late(self) -> bool:
-        """Return whether the actor has been asked for so long ago that its process does not only start slowly."""
-        return time.monotonic() >= self._asked_at + _VERY_LATE * self._place_s
+    @property
+    def waits_for_place(self) -> bool:
+        """Whether an actor waits for a place in the name of this one."""
+        return self._place is not None and not self.room
 
     def squeeze_if_due(self, make_place: Callable[[], ActorHandle]) -> bool:
         """Ask for an actor without CPUs if this one has found no place in time. Return whether that was so."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from envmanager.hosts.life import State
@@ -33,18 +33,13 @@ class Places:
     def __init__(self, cluster: Cluster, ring: Callable[[], None]) -> None:
         """Look once, and then in a thread, which calls ``ring`` each time, until ``close``."""
         self._cluster, self._ring = cluster, ring
-        self._has_room, self._used = True, 0.0
-        """Whether a node has room for a worker, or none ever could; and CPUs of all nodes that are in use."""
-        self._cpus: Mapping[str, float] = {}
-        self._ending: set[str] = set()
+        self._nodes = cluster.look()
         self._joined: set[str] = set()
         """Nodes that have come since the start, and to which workers may move."""
         self._targets: dict[int, str] = {}
         self._moving: tuple[int, str] | None = None
         """Worker that moves so that shares become even, and the node."""
         self._over = threading.Event()
-        self.look()
-        self._joined.clear()
         self._thread = threading.Thread(target=self._run, name="envmanager-ray-nodes", daemon=True)
         self._thread.start()
 
@@ -62,9 +57,9 @@ class Places:
 
     def look(self) -> None:
         """Ask the cluster for its nodes."""
-        cpus, self._ending, self._has_room, self._used = self._cluster.nodes()
-        self._joined = (self._joined | (cpus.keys() - self._cpus.keys())) & cpus.keys()
-        self._cpus = cpus
+        before, self._nodes = self._nodes.cpus.keys(), self._cluster.look()
+        now = self._nodes.cpus.keys()
+        self._joined = (self._joined | (now - before)) & now
 
     def target(self, worker_id: int) -> str:
         """Return the node to which the next generation of a worker moves, or "". Asked once for each generation."""
@@ -76,9 +71,10 @@ class Places:
         if own.room:
             self._targets[worker_id] = own.room
             return "as there is a place for it"
-        if own.node_id in self._ending:
+        if own.node_id in self._nodes.ending:
             return "as its node is to end"
-        if self._cluster.is_by_name or not self._joined or own.is_squeezed:
+        is_short = any(link.channel.is_squeezed for link in links)  # a node that joins is for these first
+        if self._cluster.is_by_name or not self._joined or is_short:
             return ""
         if self._moving is not None:
             moved, node_id = self._moving
@@ -87,9 +83,9 @@ class Places:
             self._moving = None
             if links[moved].channel.node_id != node_id:
                 self._joined.discard(node_id)  # it has no room
-        n_on = Counter(link.channel.node_id for link in links)
-        loads = {node_id: n_on[node_id] / max(cpus, 1.0) for node_id, cpus in self._cpus.items()}
-        with_one_more = {each: (n_on[each] + 1) / max(self._cpus[each], 1.0) for each in self._joined & loads.keys()}
+        n_on, cpus = Counter(link.channel.node_id for link in links), self._nodes.cpus
+        loads = {node_id: n_on[node_id] / max(own, 1.0) for node_id, own in cpus.items()}
+        with_one_more = {each: (n_on[each] + 1) / max(cpus[each], 1.0) for each in self._joined & loads.keys()}
         target = min(with_one_more, key=with_one_more.__getitem__, default="")
         is_fullest = own.node_id in loads and loads[own.node_id] == max(loads.values())
         if not target or not is_fullest or loads[own.node_id] <= with_one_more[target]:
@@ -98,17 +94,13 @@ class Places:
         return "for even shares of the nodes"
 
     def without_place(self, links: Sequence[Any]) -> list[Any]:
-        """Return the links of workers that wait for a place, as far as the CPUs in use tell: others may only be slow.
+        """Return the links of workers that wait for a place, and not only for their process.
 
-        Ray does not say which actors have a place as long as their processes start.
+        Ray says how many wait, not which: those that were asked for last.
         """
-        amount = self._cluster.cpus_of_a_worker
-        if self._has_room or not amount:
-            return []
         waiting = [link for link in links if link.channel.pid is None and not link.channel.is_squeezed]
-        n_started = sum(link.channel.pid is not None and not link.channel.is_squeezed for link in links)
-        n_slow = max(0, int(self._used / amount) - n_started)
-        return [link for n, link in enumerate(waiting) if n >= n_slow or link.channel.is_very_late()]
+        n = self._nodes.n_waiting - sum(link.channel.waits_for_place for link in links)
+        return waiting[-n:] if n > 0 else []
 
     def squeezed(self, link: Any, place_s: float) -> Squeezed:
         """Return the event of a worker that runs beside others."""

@@ -31,6 +31,7 @@ from envmanager.errors import (
     UsageError,
     WorkerDied,
     WorkerError,
+    WorkerOutOfMemory,
     WorkerTimedOut,
 )
 
@@ -45,6 +46,7 @@ EXAMPLES = [
     RestartsExhausted(
         first=WorkerDied(**WHERE, exit="SIGSEGV"), last=WorkerTimedOut(**WHERE, timeout_s=1), restarts=3, within_s=60
     ),
+    WorkerOutOfMemory(**WHERE, exit="SIGKILL", in_use_mb=312.5, killed_by="the kernel", output="last words", ticket=7),
     StalePolicy(lag=4, max_policy_lag=1),
     EpisodeNotBegun(**WHERE, task=3, step=7, failure=BadObservation(**WHERE, path="obs", expected="int64", got="None")),
     BadAction("text"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import queue
 from collections import deque
 
@@ -101,6 +102,8 @@ class Told:
 
 class Bench:
     """A table with its recovery and collector, over a host of which the test says what its workers do."""
+
+    start_at_most, is_asked = math.inf, False
 
     def __init__(self, n_workers=3, *, clock=None, **policy):
         self.table = WorkerTable([[worker_id] for worker_id in range(n_workers)])
