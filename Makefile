@@ -72,7 +72,7 @@ export PYTHONDONTWRITEBYTECODE =
 STRICT = ENVMANAGER_SLACK_S=2
 
 .DEFAULT_GOAL = help
-.PHONY: help run test test-all $(OTHER_SUITES:%=test-%) test-portable faults check docs soak bench bench-agents bench-godot bench-kept bench-killed bench-vectors bench-waiting coverage \
+.PHONY: help run test test-all $(OTHER_SUITES:%=test-%) test-portable faults check docs soak bench bench-agents bench-fleets bench-godot bench-kept bench-killed bench-vectors bench-waiting coverage \
     ray godot addon godot4 test-ray test-envpool test-openenv test-mlagents test-wine test-wine-contracts test-matrix clean
 .DELETE_ON_ERROR:
 
@@ -159,6 +159,13 @@ KILLED_FLAGS ?= matrix
 
 bench-killed: $(DEV_STAMP) ## kill trainings at random moments, and compare their weights with those of the same trainings without kills
 	$(VENV)/bin/python -W ignore -m benchmarks.killed $(KILLED_FLAGS)
+
+# make bench-fleets FLEETS_FLAGS="leak --steps 20000"; the parts cluster and ppo need Ray
+FLEETS_FLAGS ?= starts
+
+bench-fleets: $(DEV_STAMP) ## measure workers that leak or start all at once, and with the environment of test-ray clusters that change
+	python=$(VENV)/bin/python; case "$(FLEETS_FLAGS)" in cluster*|ppo*) $(MAKE) .venv-ray/.installed; python=.venv-ray/bin/python;; esac; \
+	$$python -W ignore -m benchmarks.fleets $(FLEETS_FLAGS)
 
 bench-vectors: .venv-envpool/.installed ## measure what a manager adds to vector environments
 	.venv-envpool/bin/python -m benchmarks.vectors
