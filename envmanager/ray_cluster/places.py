@@ -37,8 +37,8 @@ class Places:
         self._joined: set[str] = set()
         """Nodes that have come since the start, and to which workers may move."""
         self._targets: dict[int, str] = {}
-        self._moving: tuple[int, str] | None = None
-        """Worker that moves so that shares become even, and the node."""
+        self._moving: tuple[int, int, str] | None = None
+        """Worker that moves so that shares become even, its generation before that, and the node."""
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="envmanager-ray-nodes", daemon=True)
         self._thread.start()
@@ -77,11 +77,12 @@ class Places:
         if self._cluster.is_by_name or not self._joined or is_short:
             return ""
         if self._moving is not None:
-            moved, node_id = self._moving
-            if links[moved].state is State.STARTING or not links[moved].channel.node_id:
+            moved, generation, node_id = self._moving
+            link = links[moved]
+            if link.generation == generation or link.state is State.STARTING or not link.channel.node_id:
                 return ""
             self._moving = None
-            if links[moved].channel.node_id != node_id:
+            if link.channel.node_id != node_id:
                 self._joined.discard(node_id)  # it has no room
         n_on, cpus = Counter(link.channel.node_id for link in links), self._nodes.cpus
         loads = {node_id: n_on[node_id] / max(own, 1.0) for node_id, own in cpus.items()}
@@ -90,7 +91,7 @@ class Places:
         is_fullest = own.node_id in loads and loads[own.node_id] == max(loads.values())
         if not target or not is_fullest or loads[own.node_id] <= with_one_more[target]:
             return ""
-        self._moving, self._targets[worker_id] = (worker_id, target), target
+        self._moving, self._targets[worker_id] = (worker_id, links[worker_id].generation, target), target
         return "for even shares of the nodes"
 
     def without_place(self, links: Sequence[Any]) -> list[Any]:
