@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
+import importlib
 import logging
 import os
 import random
@@ -243,6 +244,8 @@ class Nodes:
         for _ in range(2):
             self.cluster.add_node(**self._node)
         ray.init(address=self.cluster.address, log_to_driver=False)
+        # A node sets a handler of signals, which only the main thread may, and a thread adds nodes.
+        setattr(importlib.import_module("ray._private.utils"), "set_sigterm_handler", lambda *_: None)  # noqa: B010
         self.happened: list[tuple[float, str]] = []
         self._every_s, self._over, self._random = every_s, threading.Event(), random.Random(1)
         self._thread = threading.Thread(target=self._run, daemon=True)
