@@ -21,6 +21,7 @@ from envmanager.data.casting import Casting
 from envmanager.data.specs import BehaviorSpecs, SpecMismatch
 from envmanager.data.steps import AGENT_BITS, Begin, Call, RowBuffer, Steps
 from envmanager.data.trees import Tree, snapshot
+from envmanager.errors import UsageError
 
 
 @attrs.frozen
@@ -139,6 +140,16 @@ class EnvGroup(Environment):
     current_env_id: int | None = None
     """Id of the environment whose code is running, for error messages."""
 
+    def name_behaviors(self, kind: str) -> None:
+        """Call the behaviors by the name of their kind of environment; see ``behavior_of``. Called once, at the start.
+
+        By default raise UsageError.
+        """
+        raise UsageError(
+            f"a {type(self).__name__} names its behaviors itself, so it cannot be the kind {kind!r} of several: run it "
+            "in a manager of its own."
+        )
+
     def accept_device_arrays(self) -> bool:
         """Stop converting PyTorch and JAX arrays to NumPy, if supported. Return whether this group supports it."""
         return False
@@ -249,6 +260,11 @@ class EnvGroup(Environment):
     def render(self, rows: Sequence[int]) -> list[Any]:
         """Render each environment at the indices ``rows``. Return a list of the results."""
         return [snapshot(subject.render()) for subject in self._at(rows)]
+
+
+def behavior_of(kind: str, behavior: str) -> str:
+    """Return the name that a ``behavior`` of an environment has in a manager of several kinds."""
+    return kind if behavior == "default" else f"{kind}/{behavior}"
 
 
 class OnDemand:

@@ -46,6 +46,7 @@ class GymnasiumEnvironment(RowGroup):
     the options of the last ``reset``. Infos and objects (such as graphs) are snapshots.
     """
 
+    behavior = BEHAVIOR
     behavior_specs: BehaviorSpecs = MappingProxyType({})
     can_rest = begins_on_demand = begins_when_ready = takes_actions = True
 
@@ -78,6 +79,9 @@ class GymnasiumEnvironment(RowGroup):
         self._views = self._new_views(self._all)
         self._scratch: _BufferViews | None = None
 
+    def name_behaviors(self, kind: str) -> None:
+        self.behavior, self.behavior_specs = kind, {kind: self._spec}
+
     @classmethod
     def wrap(cls, env: Any) -> GymnasiumEnvironment:
         """Return a group of the single environment ``env``. The steps include infos, which a manager may discard."""
@@ -89,7 +93,7 @@ class GymnasiumEnvironment(RowGroup):
 
     @property
     def max_agents(self) -> Mapping[str, int]:
-        return {BEHAVIOR: len(self._environments)}
+        return {self.behavior: len(self._environments)}
 
     @property
     def wrapped(self) -> Any:
@@ -124,14 +128,14 @@ class GymnasiumEnvironment(RowGroup):
             infos.append(snapshot(info) if self._infos else None)
         steps.final_obs = steps.reset_info = None
         steps.info = infos if self._infos else None
-        return {BEHAVIOR: steps}
+        return {self.behavior: steps}
 
     def reset_on_demand(self, begins: Sequence[Begin]) -> Steps:
         self.on_demand, self.rests = OnDemand(len(self._all), begins), True
         return self.joined((), np.zeros(0, np.int64))
 
     def actions_of(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Iterable[Any]:
-        return self._read_actions(actions[BEHAVIOR], len(self._all if rows is None else rows))
+        return self._read_actions(actions[self.behavior], len(self._all if rows is None else rows))
 
     def joined(self, results: Iterable[Any], rows: np.ndarray | None = None) -> Steps:
         chosen, begins, out = self._to_step(rows)
@@ -149,7 +153,7 @@ class GymnasiumEnvironment(RowGroup):
             chosen, begins, out = self._to_step(rows)
             if begins or out is not self._views:
                 stepped = [envs[row] for row in chosen if row not in begins]
-                own = self._read_actions(actions[BEHAVIOR], len(stepped)) if stepped else ()
+                own = self._read_actions(actions[self.behavior], len(stepped)) if stepped else ()
                 # Not a generator, in which a StopIteration of an environment would be another error.
                 return self._one_by_one(chosen, begins, out, map(lambda env, action: env.step(action), stepped, own))
         plain_obs, plain_class, rewards = out.plain_obs, None if self._infos else out.plain_class, out.rewards
@@ -159,7 +163,7 @@ class GymnasiumEnvironment(RowGroup):
         out.infos, out.ended, out.resting = [], [], []
         row = 0
         try:
-            given, known = actions[BEHAVIOR], self._known_actions
+            given, known = actions[self.behavior], self._known_actions
             given = self._read_actions(given, len(envs)) if known is None else map(known, given.tolist())
             for row, env, action, place in zip(out.rows, envs, given, out.places):  # noqa: B905  (strict is slow)
                 result = env.step(action)
@@ -189,7 +193,7 @@ class GymnasiumEnvironment(RowGroup):
             return self._taken(out)
         steps = out.steps
         steps.final_obs = steps.info = steps.reset_info = None
-        return {BEHAVIOR: steps}
+        return {self.behavior: steps}
 
     def _to_step(self, rows: np.ndarray | None) -> tuple[Sequence[int], dict[int, Any], _BufferViews]:
         """Return the rows of a step of ``rows``, what begins there, and the views of the rows of the result.
@@ -267,12 +271,12 @@ class GymnasiumEnvironment(RowGroup):
             if out.resting:
                 steps = copy.copy(steps)  # later steps reuse the other, and may have no row that rests
                 steps.acting = np.isin(out.rows, out.resting, invert=True)
-        return {BEHAVIOR: steps}
+        return {self.behavior: steps}
 
     def _after_actions(self, begin: Begin) -> Any:
         """Begin an episode and take its actions. Return what stands for its first step, None if it could not begin."""
         env, read, step, n = self._environments[begin.row], self._known_actions, 0, begin.n_repeated
-        own: Any = (begin.actions or {}).get(BEHAVIOR, ())
+        own: Any = (begin.actions or {}).get(self.behavior, ())
         rewards: list[Any] = []
         calls = self._calls_of(begin)
         try:

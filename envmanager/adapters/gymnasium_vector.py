@@ -90,6 +90,7 @@ class VectorGroup(EnvGroup):
     ``set_attr`` and ``render`` act on the sub-environments of a SyncVectorEnv or AsyncVectorEnv, else on the VectorEnv.
     """
 
+    behavior = BEHAVIOR
     behavior_specs: BehaviorSpecs = MappingProxyType({})
     steps_some_rows = False
     _converted: Callable[[Any], VectorResult] | None = None
@@ -132,12 +133,15 @@ class VectorGroup(EnvGroup):
         is_copied = getattr(vector_env, "copy", False) is True  # an option of SyncVectorEnv and AsyncVectorEnv
         self.returns_new_arrays |= vector_env is self._unwrapped and (is_copied or _ALE in base_names(vector_env))
 
+    def name_behaviors(self, kind: str) -> None:
+        self.behavior, self.behavior_specs = kind, {kind: self.behavior_specs[self.behavior]}
+
     def _spec_of(self, vector_env: Any) -> BehaviorSpec:
         return behavior_spec(vector_env.single_observation_space, vector_env.single_action_space)
 
     @property
     def max_agents(self) -> Mapping[str, int]:
-        return {BEHAVIOR: self._n}
+        return {self.behavior: self._n}
 
     @property
     def subjects(self) -> Sequence[Any]:
@@ -163,7 +167,7 @@ class VectorGroup(EnvGroup):
         steps = self._steps(obs, *zeros, infos)
         if self._buffer is None and not self.returns_new_arrays:
             steps.obs = copy_tree(steps.obs)  # because the next step may be written into a buffer, beside this one
-        return {BEHAVIOR: steps}
+        return {self.behavior: steps}
 
     def reset_on_demand(self, begins: Sequence[Begin]) -> Steps:
         self._options, self.on_demand = None, OnDemand(self._n, begins)
@@ -187,9 +191,9 @@ class VectorGroup(EnvGroup):
                 self._restarted(self._to_park)
             given = np.zeros(self._n, np.intp)  # the environments that rest take the first action
             given[acting] = np.arange(len(acting))
-            action = take_rows(actions[BEHAVIOR], given)
+            action = take_rows(actions[self.behavior], given)
         else:
-            action = actions[BEHAVIOR]
+            action = actions[self.behavior]
         # A copy, because the environments may keep their actions, and these may lie in shared memory.
         is_plain = self._acts_plainly and action.__class__ is np.ndarray
         result = self._vector_env.step(action.copy() if is_plain else map_tree(batch, action))
@@ -208,7 +212,7 @@ class VectorGroup(EnvGroup):
                 self._take_restarted(steps, ended, infos)
             else:
                 self._reset_ended(steps, ended, infos)
-        return {BEHAVIOR: steps}
+        return {self.behavior: steps}
 
     # Episodes that begin on demand.
 
@@ -246,7 +250,7 @@ class VectorGroup(EnvGroup):
         if len(parts) > 1:
             steps = concat_steps(parts)
             parts = [steps.take(np.argsort(steps.agent_id))]
-        return dict(zip([BEHAVIOR], parts, strict=False))
+        return dict(zip([self.behavior], parts, strict=False))
 
     def close(self) -> None:
         self._vector_env.close()

@@ -181,8 +181,17 @@ def state_of(table: WorkerTable, recovery: Recovery) -> dict[str, Any]:
         "env_steps": table.env_steps,
         "steps_lost": recovery.steps_lost,
         "workers": workers,
+        "kinds": kinds_of(table.entries),
     }
     return told(state)  # type: ignore[no-any-return]
+
+
+def kinds_of(entries: Sequence[Entry]) -> dict[str, int]:
+    """Return the number of environments of each kind, in their order."""
+    kinds: dict[str, int] = {}
+    for entry in entries:
+        kinds[entry.kind] = kinds.get(entry.kind, 0) + len(entry.env_ids)
+    return kinds
 
 
 def kind_of(book: TaskBook) -> str:
@@ -228,6 +237,8 @@ def require_fits(state: Mapping[str, Any], entries: Sequence[Entry], keeper: Kee
         )
     if len(state["envs"]) != n_envs:
         raise UsageError(f"the state is of {len(state['envs'])} environments, and this manager has {n_envs}.")
+    if [*state["kinds"].items()] != [*kinds_of(entries).items()]:
+        raise UsageError(f"the state is of the kinds {state['kinds']}, and this manager has {kinds_of(entries)}.")
     for entry in entries:
         if entry.is_dropped:
             entry.require_alive()
@@ -292,6 +303,7 @@ def _gone_on(
         table.delivered([first])
         raise error
     table.begin_counting()
+    collector.shares = None
     idle = [entry for entry in table.entries if entry.state is WorkerState.IDLE]
     return [entry.previous_step for entry in idle if entry.previous_step is not None]
 
