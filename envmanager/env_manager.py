@@ -233,6 +233,11 @@ class EnvManager(ABC):
         return self._env_rows.n_envs
 
     @property
+    def kinds(self) -> tuple[str, ...]:
+        """Kinds of environments by name, in the order of their environments. Empty if all are of one kind."""
+        return self._table.kinds
+
+    @property
     def n_workers(self) -> int:
         """Number of workers, including any local worker."""
         return len(self._env_rows.blocks)
