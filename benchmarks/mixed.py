@@ -127,7 +127,9 @@ def show(what: str, seconds: float, n_rounds: int, crashing: str) -> None:
     of_others = sum(share[name] for name in others)
     limit, deviations, ratios, parts = possible(what, share), list[float](), list[float](), list[float]()
     print(f"\nShares of {what}, {n_rounds} rounds of {seconds:g} s (load {os.getloadavg()[0]:.1f}): {told}\n")
-    print(f"| kind | a step | environments | share | possible, {what}/s | all in order | share had | beside {crashing} | ")
+    print(
+        f"| kind | a step | environments | share | possible, {what}/s | all in order | share had | beside {crashing} | "
+    )
     print("|---|---|---|---|---|---|---|---|")
     for name, step_s, n in zip(NAMES, STEP_S, N_ENVS, strict=True):
         rate, beside = (statistics.median(run[which][name] for run in runs) for which in (0, 1))

@@ -207,7 +207,7 @@ def test_environments_with_several_behaviors_have_the_name_of_their_kind_before_
         infos = manager.step(ALL)
         assert [{*info.current} for info in infos] == [{"duel/hero", "duel/target"}, {"a"}]
         manager.reset()
-        with pytest.raises(UsageError, match="duel/hero.*Use step"):
+        with pytest.raises(UsageError, match=r"duel/hero.*Use step"):
             manager.recv()
 
 
