@@ -42,7 +42,8 @@ _FINDERS = {
 def factories_for(env_factory: Any, n_envs: int) -> list[Any]:
     """Return a list of one factory per environment. Raises UsageError or MissingExtra for a bad ``env_factory``."""
     if isinstance(env_factory, list | tuple):
-        factories = [resolve(entry) for entry in env_factory]
+        found = {id(entry): resolve(entry) for entry in env_factory}
+        factories = [found[id(entry)] for entry in env_factory]
         if len(factories) != n_envs:
             raise UsageError(f"env_factory is a list of {len(factories)} factories for n_envs={n_envs} environments.")
         return factories
