@@ -26,6 +26,7 @@ from envmanager import (
     EnvRaised,
     EnvRecipe,
     RestartPolicy,
+    Rollouts,
     SimpleEnvManager,
     SubprocessEnvManager,
     Task,
@@ -518,6 +519,24 @@ def test_a_run_of_several_kinds_with_shares_is_replayed(tmp_path: Path) -> None:
         manager.reset()
         with pytest.raises(UsageError, match="no recording repeats the time"):
             manager.recv()
+
+
+@SOME_KINDS
+def test_each_kind_has_rollouts_of_its_own(make: Make) -> None:
+    with make(kinds()) as manager:
+        rollouts = {kind: Rollouts(manager, 6, behavior=kind) for kind in manager.kinds}
+        manager.reset()
+        while not all(own.is_full for own in rollouts.values()):
+            batch = manager.recv()
+            own = rollouts[batch.behavior]
+            own.add(batch)
+            with pytest.raises(UsageError, match=f"the batch is of the kind '{batch.behavior}'"):
+                rollouts["b" if batch.behavior == "a" else "a"].add(batch)
+            own.send(np.full(len(own.ready), 7), value=np.zeros(len(own.ready)))
+        for kind, own in rollouts.items():
+            taken = own.take()
+            assert taken.reward.shape == (6, 3 if kind == "a" else 2)
+            assert (taken.reward == 7).all()
 
 
 # What takes one kind.
