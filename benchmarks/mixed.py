@@ -87,7 +87,7 @@ def batches(manager: EnvManager, wait: Wait, seconds: float) -> Iterator[tuple[f
 
 def measure(what: str, share: Mapping[str, float], seconds: float, crashing: str) -> tuple[dict[str, float], str]:
     """Return the steps (or the seconds in steps) per second of each kind, and what was told of the one that crashes."""
-    wait = Wait.any(shares=share, shares_of="steps" if what == "steps" else "time")
+    wait = Wait(shares=share, shares_of="steps" if what == "steps" else "time")
     restarts = RestartPolicy(max_restarts=10**9)
     with SubprocessEnvManager(recipes(crashing), restarts=restarts, worker_env={**os.environ}) as manager:
         had, began, ended = dict.fromkeys(NAMES, 0), 0.0, 0.0

@@ -21,7 +21,6 @@ from envmanager.data.casting import Casting
 from envmanager.data.specs import BehaviorSpecs, SpecMismatch
 from envmanager.data.steps import AGENT_BITS, Begin, Call, RowBuffer, Steps
 from envmanager.data.trees import Tree, snapshot
-from envmanager.errors import UsageError
 
 
 @attrs.frozen
@@ -115,6 +114,8 @@ class EnvGroup(Environment):
 
     env_ids: tuple[int, ...]
     casting: Casting
+    behavior = "default"
+    """Name of the behavior of a group that has one."""
     steps_some_rows = True
     """Whether ``step`` accepts ``rows``, to step only some of the environments."""
     batch_size = 0
@@ -141,14 +142,9 @@ class EnvGroup(Environment):
     """Id of the environment whose code is running, for error messages."""
 
     def name_behaviors(self, kind: str) -> None:
-        """Call the behaviors by the name of their kind of environment; see ``behavior_of``. Called once, at the start.
-
-        By default raise UsageError.
-        """
-        raise UsageError(
-            f"a {type(self).__name__} names its behaviors itself, so it cannot be the kind {kind!r} of several: run it "
-            "in a manager of its own."
-        )
+        """Give the only behavior the name of its kind of environment. A group of several behaviors overrides this."""
+        self.behavior_specs = {kind: self.behavior_specs[self.behavior]}  # type: ignore[misc]  # no property there
+        self.behavior = kind
 
     def accept_device_arrays(self) -> bool:
         """Stop converting PyTorch and JAX arrays to NumPy, if supported. Return whether this group supports it."""

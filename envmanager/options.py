@@ -149,13 +149,8 @@ def _check_shares(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
     for name, share in value.items():
         if not _is_within(share, 0, above=True):
             raise UsageError(f"the share of {name!r} must be a number above 0, not {share!r}.")
-    if abs(sum(value.values()) - 1) > _SHARES_WITHIN:
-        told = " + ".join(f"{share:g}" for share in value.values()) or "0"
-        raise UsageError(f"shares must sum to 1, unlike {told} = {sum(value.values()):g}.")
-
-
-_SHARES_WITHIN = 1e-3
-"""Difference of the sum of shares from 1 that counts as none, as of three times 0.333."""
+    if abs(sum(value.values()) - 1) > 1e-3:  # three times 0.333 will do
+        raise UsageError(f"shares must sum to 1, not to {sum(value.values()):g}.")
 
 
 @attrs.frozen(field_transformer=plain_numbers)
@@ -187,22 +182,12 @@ class Wait:
                 f"max_ready={self.max_ready} is below min_ready={self.min_ready}: no step could satisfy both."
             )
         if self.shares is not None and (self.min_ready != 1 or self.max_lead is not None):
-            raise UsageError(
-                "shares are kept by holding kinds back, so a step cannot also wait for several workers: take "
-                'wait="any", that is min_ready=1, without max_lead.'
-            )
+            raise UsageError("shares hold kinds back, so a step waits for any worker: take min_ready=1, no max_lead.")
 
     @classmethod
-    def any(
-        cls,
-        *,
-        timeout_s: float | None = None,
-        max_lead: int | None = None,
-        shares: Mapping[str, float] | None = None,
-        shares_of: Literal["steps", "time"] = "steps",
-    ) -> Wait:
+    def any(cls, *, timeout_s: float | None = None, max_lead: int | None = None) -> Wait:
         """Return a Wait for at least one response. As soon as one is ready, a step returns all that are ready."""
-        return cls(timeout_s=timeout_s, max_lead=max_lead, shares=shares, shares_of=shares_of)
+        return cls(timeout_s=timeout_s, max_lead=max_lead)
 
     @classmethod
     def all(cls, *, timeout_s: float | None = None) -> Wait:

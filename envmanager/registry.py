@@ -28,7 +28,7 @@ from envmanager.adapters import recipes
 from envmanager.adapters.factories import count_envs
 from envmanager.adapters.kinds import count_kinds
 from envmanager.adapters.other_names import other_names
-from envmanager.adapters.recipes import RECIPE_OPTIONS, with_recipe
+from envmanager.adapters.recipes import RECIPE_OPTIONS, EnvRecipe, with_recipe
 from envmanager.errors import ConfigError
 from envmanager.importing import Plugins, nearest
 from envmanager.options import EnvCount, ProcessOptions, a_mapping, at_least, count_or_auto, plain_numbers
@@ -62,6 +62,15 @@ OF_ONE_KIND = frozenset({"engine", "cluster", "recording", "strict", "trust"})
 """Options passed only to kinds that declare the parameter, not to kinds that merely take ``**options``."""
 
 
+def _as_recipes(env: Any) -> Any:
+    """Convert the mappings in a list of kinds of environments to EnvRecipes. An attrs converter."""
+    if not isinstance(env, list | tuple):
+        return env
+    is_kind = [isinstance(each, Mapping) and not {"env", "behavior"}.isdisjoint(each) for each in env]
+    parts = enumerate(zip(env, is_kind, strict=True))
+    return [structure(EnvRecipe, each, where=f"env[{place}]") if is_one else each for place, (each, is_one) in parts]
+
+
 @attrs.frozen(kw_only=True, field_transformer=plain_numbers)
 class ManagerOptions(ProcessOptions):
     """The table ``manager`` of a config: the kind of manager and its options.
@@ -84,7 +93,7 @@ class ManagerOptions(ProcessOptions):
 
     n_envs: EnvCount = attrs.field(default=1, converter=count_or_auto, validator=at_least(1, or_auto=True))
     kind: str = "subprocess"
-    env: Any = attrs.field(default=None, converter=recipes.as_recipes)
+    env: Any = attrs.field(default=None, converter=_as_recipes)
     env_kwargs: Mapping[str, Any] | None = attrs.field(default=None, validator=recipes.check_kwargs)
     wrappers: Sequence[Any] = attrs.field(default=(), converter=recipes.as_tuple, validator=recipes.check_wrappers)
     render_mode: str | None = attrs.field(default=None, validator=recipes.check_name)

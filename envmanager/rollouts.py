@@ -143,10 +143,8 @@ class Rollouts:
         with defer_interrupts():
             if isinstance(received, Batch):
                 if self._manager.kinds and received.behavior != self._behavior:
-                    raise UsageError(
-                        f"the batch is of the kind {received.behavior!r}, and these rollouts are of {self._behavior!r}: "
-                        "make Rollouts for each kind, and add each batch to those of its behavior."
-                    )
+                    own = f"these rollouts are of {self._behavior!r}: each kind needs Rollouts of its own"
+                    raise UsageError(f"the batch is of the kind {received.behavior!r}, and {own}.")
                 self._add_batch(received)
             else:
                 for info in [received] if isinstance(received, StepInfo) else received:

@@ -32,8 +32,6 @@ from envmanager.data.steps import Begin, RowBuffer, Steps, only_agents
 from envmanager.data.trees import Tree, leaves, leaves_like, paths, snapshot, take_rows
 from envmanager.environment import OnDemand, RowGroup, check_repeated, repeated
 
-BEHAVIOR = "default"
-
 ObsWriter = Callable[[Sequence[Any], Any, Casting], None]
 """Function ``(views, obs, casting)`` that checks an observation and copies its parts into the views of one row."""
 
@@ -46,7 +44,6 @@ class GymnasiumEnvironment(RowGroup):
     the options of the last ``reset``. Infos and objects (such as graphs) are snapshots.
     """
 
-    behavior = BEHAVIOR
     behavior_specs: BehaviorSpecs = MappingProxyType({})
     can_rest = begins_on_demand = begins_when_ready = takes_actions = True
 
@@ -65,7 +62,7 @@ class GymnasiumEnvironment(RowGroup):
         spec = behavior_spec(first.observation_space, first.action_space)
         self._spec = spec
         self._infos = infos or spec.has_objects  # which are pickled anyway
-        self.behavior_specs = {BEHAVIOR: spec}
+        self.behavior_specs = {self.behavior: spec}
         read = row_reader(first.action_space)
         self._read_actions: Callable[[Tree, int], Iterable[Any]] = lambda batch, n: [read(batch, i) for i in range(n)]
         self._known_actions = known_actions(first.action_space)
@@ -78,9 +75,6 @@ class GymnasiumEnvironment(RowGroup):
         self._options: dict[str, Any] | None = None
         self._views = self._new_views(self._all)
         self._scratch: _BufferViews | None = None
-
-    def name_behaviors(self, kind: str) -> None:
-        self.behavior, self.behavior_specs = kind, {kind: self._spec}
 
     @classmethod
     def wrap(cls, env: Any) -> GymnasiumEnvironment:

@@ -72,7 +72,6 @@ with needed_by("envmanager.adapters", extra="gymnasium"):
     from gymnasium.utils.env_checker import data_equivalence
     from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
-BEHAVIOR = "default"
 NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"  # the values of Gymnasium's AutoresetMode
 
 _all = np.logical_and.reduce  # ``np.all`` and the method are Python functions
@@ -90,7 +89,6 @@ class VectorGroup(EnvGroup):
     ``set_attr`` and ``render`` act on the sub-environments of a SyncVectorEnv or AsyncVectorEnv, else on the VectorEnv.
     """
 
-    behavior = BEHAVIOR
     behavior_specs: BehaviorSpecs = MappingProxyType({})
     steps_some_rows = False
     _converted: Callable[[Any], VectorResult] | None = None
@@ -115,7 +113,7 @@ class VectorGroup(EnvGroup):
         self.casting = Casting(strict=check_values)
         self._reset = Resetter(vector_env)
         spec = self._spec_of(vector_env)
-        self.behavior_specs = {BEHAVIOR: spec}
+        self.behavior_specs = {self.behavior: spec}
         self._spec: Tree = spec.observation
         is_plain = isinstance(spec.observation, ArraySpec) and not spec.observation.is_object
         self._plain = (spec.observation.dtype, spec.observation.shape) if is_plain else None
@@ -132,9 +130,6 @@ class VectorGroup(EnvGroup):
         self._accepts_device_arrays = False
         is_copied = getattr(vector_env, "copy", False) is True  # an option of SyncVectorEnv and AsyncVectorEnv
         self.returns_new_arrays |= vector_env is self._unwrapped and (is_copied or _ALE in base_names(vector_env))
-
-    def name_behaviors(self, kind: str) -> None:
-        self.behavior, self.behavior_specs = kind, {kind: self.behavior_specs[self.behavior]}
 
     def _spec_of(self, vector_env: Any) -> BehaviorSpec:
         return behavior_spec(vector_env.single_observation_space, vector_env.single_action_space)

@@ -41,14 +41,11 @@ class Kinds:
         n_envs, given = count_kinds(env_factory), _listed(env_factory)
         if n_envs is None:
             return None
-        for place, each in enumerate(given):
-            if not isinstance(each, EnvRecipe) or each.behavior is None:
-                raise UsageError(
-                    f"env_factory[{place}] names no kind, and others do: make each an EnvRecipe(…, n=…, behavior=…)."
-                )
-        names = [each.behavior for each in given]
-        if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise UsageError(f"two kinds of environments have the behavior {twice[0]!r}: give each a name of its own.")
+        names = [each.behavior if isinstance(each, EnvRecipe) else None for each in given]
+        for place, name in enumerate(names):
+            if name is None or name in names[:place]:
+                why = "names no kind" if name is None else f"has the behavior {name!r} of another one"
+                raise UsageError(f"env_factory[{place}] {why}: make each an EnvRecipe(…, n=…, behavior=…) of its own.")
         if options.n_envs != n_envs:
             told = " + ".join(str(each.n) for each in given)
             raise UsageError(f"n_envs={options.n_envs}, but the kinds have n = {told} environments: leave n_envs out.")
@@ -83,17 +80,15 @@ def _listed(env_factory: Any) -> Sequence[Any]:
 
 def written_as_kinds(factories: Sequence[Any]) -> str:
     """Return the list of EnvRecipes to write for ``factories``, one of each environment; "" if all are equal."""
-    firsts: list[int] = []
+    written, seen = [], list[Any]()
     for place, factory in enumerate(factories):
-        if not any(factories[first] == factory for first in firsts):
-            firsts.append(place)
-    written = []
-    for number, first in enumerate(firsts, 1):
-        factory = factories[first]
-        how, behavior = f"EnvRecipe(env_factory[{first}]", f"kind{number}"
+        if factory in seen:
+            continue
+        seen.append(factory)
+        how, behavior = f"EnvRecipe(env_factory[{place}]", f"kind{len(seen)}"
         if isinstance(factory, GymnasiumId):
             how, behavior = f"EnvRecipe({factory.env_id!r}", factory.env_id.rpartition("/")[2].lower()
         elif isinstance(factory, Prepared):
-            how = f"attrs.evolve(env_factory[{first}]"
+            how = f"attrs.evolve(env_factory[{place}]"
         written.append(f"{how}, n={list(factories).count(factory)}, behavior={behavior!r})")
     return f"[{', '.join(written)}]" if len(written) > 1 else ""

@@ -24,7 +24,6 @@ from envmanager.adapters.resets import signature_of
 from envmanager.errors import ConfigError, UsageError
 from envmanager.importing import nearest
 from envmanager.options import at_least, must_be
-from envmanager.structuring import structure
 
 _WRAPPER = "'module:Class' or {'module:Class': {its arguments}}"
 
@@ -145,18 +144,6 @@ class EnvRecipe:
 
 RECIPE_OPTIONS = tuple(each.name for each in attrs.fields(EnvRecipe) if each.name not in ("env", "n", "behavior"))
 """Names of the manager options that say how environments are made."""
-
-
-def as_recipes(env: Any) -> Any:
-    """Convert the mappings in a list of kinds, as configs have them, to EnvRecipes. An attrs converter."""
-    if not isinstance(env, list | tuple):
-        return env
-    return [
-        structure(EnvRecipe, each, where=f"env[{place}]")
-        if isinstance(each, Mapping) and not {"env", "behavior"}.isdisjoint(each)
-        else each
-        for place, each in enumerate(env)
-    ]
 
 
 Call = tuple[Any, Mapping[str, Any]]

@@ -181,17 +181,9 @@ def state_of(table: WorkerTable, recovery: Recovery) -> dict[str, Any]:
         "env_steps": table.env_steps,
         "steps_lost": recovery.steps_lost,
         "workers": workers,
-        "kinds": kinds_of(table.entries),
+        "kinds": [entry.kind for entry in table.entries for _ in entry.env_ids],
     }
     return told(state)  # type: ignore[no-any-return]
-
-
-def kinds_of(entries: Sequence[Entry]) -> dict[str, int]:
-    """Return the number of environments of each kind, in their order."""
-    kinds: dict[str, int] = {}
-    for entry in entries:
-        kinds[entry.kind] = kinds.get(entry.kind, 0) + len(entry.env_ids)
-    return kinds
 
 
 def kind_of(book: TaskBook) -> str:
@@ -237,8 +229,9 @@ def require_fits(state: Mapping[str, Any], entries: Sequence[Entry], keeper: Kee
         )
     if len(state["envs"]) != n_envs:
         raise UsageError(f"the state is of {len(state['envs'])} environments, and this manager has {n_envs}.")
-    if [*state["kinds"].items()] != [*kinds_of(entries).items()]:
-        raise UsageError(f"the state is of the kinds {state['kinds']}, and this manager has {kinds_of(entries)}.")
+    kinds = [entry.kind for entry in entries for _ in entry.env_ids]
+    if state["kinds"] != kinds:
+        raise UsageError(f"the state is of environments of the kinds {state['kinds']}, and this manager has {kinds}.")
     for entry in entries:
         if entry.is_dropped:
             entry.require_alive()

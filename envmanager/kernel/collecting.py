@@ -12,15 +12,16 @@ from __future__ import annotations
 
 import itertools
 import math
+import pkgutil
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from envmanager.data.steps import CommandName, EnvironmentResponse
 from envmanager.errors import CallStopped, EnvManagerError, ManagerClosed, UsageError
 from envmanager.kernel.calls import Calls
 from envmanager.kernel.host import ResponseSource, WorkerHost
 from envmanager.kernel.recovery import Recovery
-from envmanager.kernel.shares import Shares
 from envmanager.kernel.table import RECYCLED, Entry, WorkerState, WorkerTable
 from envmanager.observe.timing import WaitTimes
 from envmanager.options import Wait
@@ -41,7 +42,7 @@ class Collector:
         """Time (monotonic seconds, not of a recording) from which a wait for steps raises CallStopped."""
         self.is_recorded = False
         """Whether deliveries are to depend on nothing but what a recording has."""
-        self.shares: Shares | None = None
+        self.shares: Any = None
         """What each kind of environments has had since the reset, if the last wait gave them shares."""
         self._table = table
         self._recovery = recovery
@@ -59,7 +60,8 @@ class Collector:
         if wait.shares is not None and (self.shares is None or self.shares.wait != wait):
             if self.is_recorded and wait.shares_of == "time":
                 raise UsageError('no recording repeats the time that steps take: with record or order, share "steps".')
-            self.shares = Shares(wait, table, self._recovery.events)
+            shares = pkgutil.resolve_name("envmanager.kernel.shares:Shares")  # which few managers need
+            self.shares = shares(wait, table, self._recovery.events)
         is_limited = max_lead is not None or wait.shares is not None
         self.receive(self.source.take())
         n_ready = len(table.ready)
@@ -75,7 +77,7 @@ class Collector:
             kind = next(iter(offered)).kind
             offered = [entry for entry in offered if entry.kind == kind]
         chosen = list(offered if wait.max_ready is None else itertools.islice(offered, wait.max_ready))
-        if wait.shares is not None and self.shares is not None:
+        if self.shares is not None:
             self.shares.count(chosen)
         return chosen
 
@@ -103,7 +105,7 @@ class Collector:
         """
         table = self._table
         if max_lead is None:
-            held = () if wait.shares is None or self.shares is None else self.shares.held_back()
+            held = () if wait.shares is None else self.shares.held_back()
             return [entry for entry in table.ready if entry.kind not in held or entry.outbox[0].name is not _STEP]
         limit = table.slowest() + max_lead
         offered = [

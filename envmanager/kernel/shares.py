@@ -44,8 +44,8 @@ class Shares:
         """What a response of each kind has brought lately."""
         for entry in table.entries if wait.shares_of == "steps" else ():
             self._response[entry.kind] = max(self._response[entry.kind], len(entry.env_ids))
-        self._stepped_in = [entry.generation for entry in table.entries]
-        """Generation of each worker that has delivered the last step; at first the present one."""
+        self._restarts = [entry.restarts for entry in table.entries]
+        """Restarts of each worker when its last step was delivered. If there are more, it has failed since."""
         self._busy_ns = [entry.times.busy_ns for entry in table.entries]
         self._able: Set[str] = {*table.kinds}
         self._told: set[str] = set()
@@ -54,7 +54,8 @@ class Shares:
         """Return the kinds that are too far ahead."""
         able: set[str] = set()
         for entry in self._table.entries:
-            if (entry.state is _IN_FLIGHT or entry.state is _READY) and not self._has_failed(entry):
+            has_failed = entry.restarts != self._restarts[entry.worker_id]
+            if (entry.state is _IN_FLIGHT or entry.state is _READY) and not has_failed:
                 able.add(entry.kind)
         share, had = self._share, self._had
         paces = {kind: had[kind] / share[kind] for kind in able}
@@ -80,18 +81,15 @@ class Shares:
                 self._busy_ns[worker_id] = entry.times.busy_ns
             self._had[kind] += had
             self._response[kind] += _SMOOTHING * (had - self._response[kind])
-            self._stepped_in[worker_id] = entry.generation
+            self._restarts[worker_id] = entry.restarts
             self._told.discard(kind)
-
-    def _has_failed(self, entry: Entry) -> bool:
-        """Whether a worker has been replaced since its last step, or is to be."""
-        return entry.replacement is not None or self._stepped_in[entry.worker_id] != entry.generation
 
     def _tell(self, kind: str) -> None:
         """Report that a kind is left out, if it is because its workers fail; else it rests."""
-        failed = [entry for entry in self._table.entries if entry.kind == kind and self._has_failed(entry)]
-        if failed and all(entry.error is None for entry in failed):
-            self._told.add(kind)
-            who = {"worker_id": failed[0].worker_id, "generation": failed[0].generation}
-            why = "its workers have failed, and have taken no step since"
-            self._events.add(KindLeftOut(**who, kind=kind, why=why))
+        for entry in self._table.entries:
+            has_failed = entry.restarts != self._restarts[entry.worker_id]
+            if entry.kind == kind and has_failed and entry.error is None and kind not in self._told:
+                self._told.add(kind)
+                who = {"worker_id": entry.worker_id, "generation": entry.generation}
+                why = "its workers have failed, and have taken no step since"
+                self._events.add(KindLeftOut(**who, kind=kind, why=why))

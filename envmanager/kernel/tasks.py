@@ -20,7 +20,7 @@ import bisect
 import enum
 import itertools
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -187,7 +187,8 @@ class Drawing:
             return
         rests = seat.state is SeatState.RESTS
         is_alone = rests and all(other.state is SeatState.RESTS for other in others)
-        queue = [drawn for drawn in self.queue if drawn.task.kind in (None, self._kind_of(seat))]
+        kind = self._table.entries[seat.worker_id].kind
+        queue = [drawn for drawn in self.queue if drawn.task.kind in (None, kind)]
         suspects = [drawn for drawn in queue if self._is_suspect(drawn)]
         drawn = None
         if suspects and (is_alone or self.reserved in (None, seat.worker_id)):
@@ -224,7 +225,7 @@ class Drawing:
 
         Of a source without a known end, no more are put aside than there are environments.
         """
-        kind = self._kind_of(seat)
+        kind = self._table.entries[seat.worker_id].kind
         if self.aside.get(kind):
             return self.aside[kind].popleft()
         while self.is_finite or sum(map(len, self.aside.values())) < self._seats.n_envs:
@@ -234,17 +235,6 @@ class Drawing:
                 return drawn
             self.aside.setdefault(drawn.task.kind, deque()).append(drawn)
         return None
-
-    def take_hopeless(self, alive: Set[str]) -> list[Drawn]:
-        """Remove and return the tasks that have not begun whose kind of environment is not ``alive``."""
-        hopeless = [drawn for drawn in self.queue if drawn.task.kind is not None and drawn.task.kind not in alive]
-        self.queue = [drawn for drawn in self.queue if drawn not in hopeless]
-        for kind in self.aside.keys() - alive:
-            hopeless += self.aside.pop(kind)
-        return hopeless
-
-    def _kind_of(self, seat: Seat) -> str:
-        return self._table.entries[seat.worker_id].kind
 
     def _next(self) -> Drawn | None:
         """Return the next of the tasks that the source has given, or None if there is none."""
@@ -369,11 +359,15 @@ class TaskBook:
 
     def _give_up_hopeless(self) -> None:
         """Give up the tasks of kinds of environments of which no worker is left."""
-        entries = self._table.entries
-        for drawn in self._drawing.take_hopeless({entry.kind for entry in entries if entry.error is None}):
+        drawing, entries = self._drawing, self._table.entries
+        alive = {None, *(entry.kind for entry in entries if entry.error is None)}
+        hopeless = [drawn for drawn in drawing.queue if drawn.task.kind not in alive]
+        drawing.queue = [drawn for drawn in drawing.queue if drawn.task.kind in alive]
+        for kind in drawing.aside.keys() - alive:
+            hopeless += drawing.aside.pop(kind)
+        for drawn in hopeless:
             entry = next(each for each in entries if each.kind == drawn.task.kind)
-            assert entry.error is not None
-            self._give_up(self.seats.of_worker[entry.worker_id][0], drawn, entry.error)
+            self._give_up(self.seats.of_worker[entry.worker_id][0], drawn, entry.error or EnvManagerError())
 
     def draw_first(self) -> None:
         """Assign the first tasks to all environments, before a reset. Raises the errors of the source."""

@@ -369,7 +369,7 @@ def steps_by_kind(manager: EnvManager, wait: Wait, n: int, *, by_policy: bool = 
 @pytest.mark.parametrize("by_policy", [False, True])
 @ALL_KINDS
 def test_each_kind_takes_its_share_of_the_steps(make: Make, by_policy: bool) -> None:
-    wait = Wait.any(shares={"a": 0.2, "b": 0.8})
+    wait = Wait(shares={"a": 0.2, "b": 0.8})
     with make(kinds()) as manager:
         for behavior in "ab":
             manager.set_policy(behavior, Zeros())
@@ -378,7 +378,7 @@ def test_each_kind_takes_its_share_of_the_steps(make: Make, by_policy: bool) -> 
 
 
 def test_each_kind_takes_its_share_of_the_time() -> None:
-    wait = Wait.any(shares={"a": 0.5, "b": 0.5}, shares_of="time")
+    wait = Wait(shares={"a": 0.5, "b": 0.5}, shares_of="time")
     with two_workers(kinds()) as manager:
         steps_by_kind(manager, wait, 3000)
         busy = [worker.steps * worker.step_time_s for worker in manager.stats().workers]
@@ -387,7 +387,7 @@ def test_each_kind_takes_its_share_of_the_time() -> None:
 
 @SOME_KINDS
 def test_a_kind_that_the_trainer_does_not_step_holds_no_other_back(make: Make) -> None:
-    wait = Wait.any(shares={"a": 0.1, "b": 0.9})
+    wait = Wait(shares={"a": 0.1, "b": 0.9})
     with make(kinds()) as manager:
         manager.reset()
         n_of_a = 0
@@ -399,7 +399,7 @@ def test_a_kind_that_the_trainer_does_not_step_holds_no_other_back(make: Make) -
 
 
 def test_a_kind_that_always_crashes_holds_no_other_back_and_is_reported() -> None:
-    wait = Wait.any(shares={"a": 0.1, "b": 0.9})
+    wait = Wait(shares={"a": 0.1, "b": 0.9})
     restarts = RestartPolicy(max_restarts=10**6, backoff_s=0.05)
     with one_each(kinds(of_b={"fails": "exit"}), restarts=restarts) as manager:
         counts = steps_by_kind(manager, wait, 2000)
@@ -408,7 +408,7 @@ def test_a_kind_that_always_crashes_holds_no_other_back_and_is_reported() -> Non
 
 
 def test_a_kind_that_is_dropped_while_others_wait_for_it_holds_them_back_no_longer() -> None:
-    wait = Wait.any(shares={"a": 0.01, "b": 0.99})
+    wait = Wait(shares={"a": 0.01, "b": 0.99})
     restarts = RestartPolicy(max_restarts=1, backoff_s=0, then="drop")
     with one_each(kinds(of_b={"fails": "exit"}), restarts=restarts) as manager:
         manager.reset()
@@ -428,12 +428,12 @@ def test_shares_name_each_kind_and_no_other(shares: Mapping[str, float]) -> None
     with SimpleEnvManager(kinds()) as manager:
         manager.reset()
         with pytest.raises(UsageError, match="the environments are a, b: give a share to each kind"):
-            manager.recv(Wait.any(shares=shares))
+            manager.recv(Wait(shares=shares))
         assert len(manager.recv())
     with SimpleEnvManager(Told, 2) as manager:
         manager.reset()
         with pytest.raises(UsageError, match="of one kind, without a name"):
-            manager.recv(Wait.any(shares=shares))
+            manager.recv(Wait(shares=shares))
 
 
 # Failures, kept episodes, states and recordings.
@@ -483,7 +483,10 @@ def test_another_manager_goes_on_from_the_state_of_one_with_several_kinds(make: 
             manager.send(np.zeros(len(batch), np.int64), batch.env_ids)
         state = manager.state()
         assert [task is None or task.kind for task in manager.positions([0, 4])] == ["a", "b"]
-    with make(kinds(n=(2, 3)), **options) as other, pytest.raises(UsageError, match="the state is of the kinds"):
+    with (
+        make(kinds(n=(2, 3)), **options) as other,
+        pytest.raises(UsageError, match="the state is of environments of the kinds"),
+    ):
         other.reset(state=state, tasks=tasks)
     with make(kinds(), **options) as other:
         other.reset(state=state, tasks=tasks)
@@ -506,7 +509,7 @@ def test_a_run_of_several_kinds_with_shares_is_replayed(tmp_path: Path) -> None:
             manager.send(np.full(len(batch), len(seen) % 7), batch.env_ids)
         return seen
 
-    path, wait = str(tmp_path / "run.emrec"), Wait.any(shares={"a": 0.5, "b": 0.5})
+    path, wait = str(tmp_path / "run.emrec"), Wait(shares={"a": 0.5, "b": 0.5})
     with one_each(kinds(), record=path, wait=wait) as manager:
         recorded = run(manager)
     with make_manager({"kind": "replay", "recording": path, "wait": wait}) as manager:
@@ -514,7 +517,7 @@ def test_a_run_of_several_kinds_with_shares_is_replayed(tmp_path: Path) -> None:
         assert run(manager) == recorded
     with one_each(kinds(), order=path, wait=wait) as manager:
         assert run(manager) == recorded
-    timed = Wait.any(shares={"a": 0.5, "b": 0.5}, shares_of="time")
+    timed = Wait(shares={"a": 0.5, "b": 0.5}, shares_of="time")
     with one_each(kinds(), record=str(tmp_path / "other.emrec"), wait=timed) as manager:
         manager.reset()
         with pytest.raises(UsageError, match="no recording repeats the time"):
