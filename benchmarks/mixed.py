@@ -27,6 +27,8 @@ N_ENVS = [1, 1, 1, 1, 1, 1, 2, 2, 3, 4]
 """Number of environments of each kind, each in a process: more where a step takes long."""
 NAMES = [f"kind{place}" for place in range(10)]
 WARM_UP_S = 4.0
+MESSAGE_S = 20e-3
+"""Time between two steps of an environment that is allowed for where time is shared."""
 CRASHES = "kind4"
 
 
@@ -64,8 +66,10 @@ def recipes(crashing: str = "") -> list[EnvRecipe]:
 
 
 def shares_of(what: str) -> dict[str, float]:
-    """Return a share for each kind: of steps more for the quick ones, of time for those with more environments."""
-    weights = [seconds**-0.5 for seconds in STEP_S] if what == "steps" else [0.5 * n for n in N_ENVS]
+    """Return a share for each kind: of steps more for the quick ones, of time less, as messages take most of theirs."""
+    weights = [seconds**-0.5 for seconds in STEP_S]
+    if what == "time":
+        weights = [n * min(0.5, seconds / (seconds + MESSAGE_S)) for n, seconds in zip(N_ENVS, STEP_S, strict=True)]
     return {name: weight / sum(weights) for name, weight in zip(NAMES, weights, strict=True)}
 
 

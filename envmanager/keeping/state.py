@@ -45,7 +45,7 @@ from envmanager.observe.episodes import FinishedEpisode
 from envmanager.options import ResetConfig
 from envmanager.tasks import ExactTask, Task, TaskResult, is_plain
 
-VERSION = 1
+VERSION = 2
 """Number of the form of states. One of another form is refused."""
 _KINDS = (ActionInfo, AgentSteps, Begin, Call, Drawn, ExactTask, FinishedEpisode, Task, TaskResult, Transitions)
 _BY_NAME: dict[str, Any] = {kind.__name__: kind for kind in _KINDS}

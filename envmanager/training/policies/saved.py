@@ -199,7 +199,7 @@ class SavedTraining:
         chosen = {name: value for name, value in (("env", env), ("kind", kind)) if value is not None}
         where = f"{self.path / STATE}: parts.controller.plan.manager"
         options = structure(ManagerOptions, {**(saved or {}), **chosen}, where=where)
-        if env is None:
+        if env is None and isinstance(options.env, str):
             options = attrs.evolve(options, env=self._from_here(options.env))
         if options.engine is not None and isinstance(options.engine.get("binary"), str):
             binary = self._from_here(options.engine["binary"])
