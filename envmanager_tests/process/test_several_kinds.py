@@ -37,6 +37,7 @@ from envmanager import (
 from envmanager.adapters.factories import factories_for
 from envmanager.interop import as_vector_env
 from envmanager.observe.events import Dropped, KindLeftOut
+from envmanager.recording import position
 from envmanager.training.evaluation import evaluate, tasks_for
 from envmanager_tests.envs import Duel
 
@@ -517,6 +518,8 @@ def test_a_run_of_several_kinds_with_shares_is_replayed(tmp_path: Path) -> None:
         assert run(manager) == recorded
     with one_each(kinds(), order=path, wait=wait) as manager:
         assert run(manager) == recorded
+    here = position(path, 4, 2)
+    assert (here.kind, {name: len(taken) for name, taken in here.actions.items()}) == ("b", {"b": 2})
     timed = Wait(shares={"a": 0.5, "b": 0.5}, shares_of="time")
     with one_each(kinds(), record=str(tmp_path / "other.emrec"), wait=timed) as manager:
         manager.reset()
