@@ -30,8 +30,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from envmanager.adapters.factories import pickled
+from envmanager.adapters.kinds import written_as_kinds
 from envmanager.data.env_rows import EnvIndex
-from envmanager.data.specs import BehaviorSpec, describe_value
+from envmanager.data.specs import BehaviorSpec, SpecConflict, describe_value
 from envmanager.data.steps import Batch, CommandName, StartReport, StepInfo
 from envmanager.data.trees import Tree, snapshot
 from envmanager.errors import BadAction, EnvManagerError, ManagerClosed, UsageError, WorkerError
@@ -79,6 +80,7 @@ class EnvManager(ABC):
         self,
         env_ids_of_workers: Sequence[Sequence[int]],
         *,
+        kinds: Sequence[str] = (),
         wait: Wait | str | int | None = None,
         seed: int | None = None,
         restarts: RestartPolicy | None = None,
@@ -93,8 +95,9 @@ class EnvManager(ABC):
     ):
         """Prepare the manager, without starting workers. A subclass calls this first, then ``start(host)``.
 
-        ``env_ids_of_workers``: the environments of each worker. ``zero_copy``: whether to return a worker's arrays
-        without a copy; the host must then keep the arrays unchanged for one more step. The others are options of
+        ``env_ids_of_workers``: the environments of each worker. ``kinds``: their kind, if there are several; the name
+        of each behavior is that of its kind, or begins with it and "/". ``zero_copy``: whether to return a worker's
+        arrays without a copy; the host must then keep the arrays unchanged for one more step. The others are options of
         SubprocessEnvManager.
         """
         self._env_rows = EnvIndex(env_ids_of_workers)
@@ -113,7 +116,7 @@ class EnvManager(ABC):
         self._servers: list[Server] = []
         self._calls = Calls(weak_callback(self._give_back))
         self._named = self._calls.named
-        self._table = table = WorkerTable(self._env_rows.blocks)
+        self._table = table = WorkerTable(self._env_rows.blocks, kinds)
         policy = RestartPolicy() if restarts is None else restarts
         self._restarts, self._check_values = policy, check_values
         if policy.keep_episodes and seed is None:
@@ -124,6 +127,7 @@ class EnvManager(ABC):
             keeper = pkgutil.resolve_name("envmanager.keeping.keeper:Keeper")  # which few managers need
             recovery.keeper = keeper(table, weakref.proxy(recovery), policy, seed)
         self._collector = collector = Collector(table, recovery, self._calls)
+        collector.is_recorded = record is not None or order is not None
         self._policy_steps = PolicyStepper(table, recovery, self._calls, check_values=check_values)
         self._row_steps = BatchStepper(table, recovery, self._env_rows, zero_copy=zero_copy, check_values=check_values)
         self._commands = Commands(table, recovery, collector, self._env_rows, self._calls, seed)
@@ -198,6 +202,8 @@ class EnvManager(ABC):
             self.close()
             if was_closed and isinstance(error, EnvManagerError):
                 raise ManagerClosed("the constructor") from error
+            if isinstance(error, SpecConflict) and (kinds := written_as_kinds(host.factories)):
+                error.suggest(kinds)
             if isinstance(error, WorkerError) and host.factories:
                 error.suggest_one_each(self._table.entries[error.worker_id].env_ids)
             raise
@@ -212,6 +218,7 @@ class EnvManager(ABC):
             "kind": type(self).__name__,
             "n_envs": self.n_envs,
             "env_ids": [list(entry.env_ids) for entry in self._table.entries],
+            "kinds": [entry.kind for entry in self._table.entries] if self._table.kinds else [],
             "seed": self._recovery.last_config.seed,
             "wait": self._wait,
             "restarts": self._restarts,
@@ -230,6 +237,11 @@ class EnvManager(ABC):
     def n_envs(self) -> int:
         """Number of environments in all workers."""
         return self._env_rows.n_envs
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Kinds of environments by name, in the order of their environments. Empty if all are of one kind."""
+        return self._table.kinds
 
     @property
     def n_workers(self) -> int:
@@ -489,6 +501,11 @@ class EnvManager(ABC):
         """
         from envmanager.kernel.pool import Pool  # asyncio is slow to import
 
+        if self._table.kinds:
+            raise UsageError(
+                "a pool lends any free environment to an episode, so it needs environments of one kind: make a manager "
+                "for each kind, or play tasks with a kind by reset(tasks=…)."
+            )
         self.set_episodes("on_demand")
         if not self._some_host.steps_some_rows and self.n_envs != self.n_workers:
             raise UsageError(
@@ -609,7 +626,8 @@ class EnvManager(ABC):
                             ready = self._collector.collect(chosen)
                             table.undelivered = self._policy_steps.infos_of(ready)
                         else:
-                            ready = self._collector.collect(chosen, max_lead=chosen.max_lead)
+                            one_kind = bool(table.kinds)
+                            ready = self._collector.collect(chosen, max_lead=chosen.max_lead, one_kind=one_kind)
                             table.undelivered = self._row_steps.batch_of(ready)
                     except WorkerError as error:
                         table.undelivered = error

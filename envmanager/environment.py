@@ -114,6 +114,8 @@ class EnvGroup(Environment):
 
     env_ids: tuple[int, ...]
     casting: Casting
+    behavior = "default"
+    """Name of the behavior of a group that has one."""
     steps_some_rows = True
     """Whether ``step`` accepts ``rows``, to step only some of the environments."""
     batch_size = 0
@@ -138,6 +140,11 @@ class EnvGroup(Environment):
     """Values of the attributes that the calls of the episode to begin set, by name."""
     current_env_id: int | None = None
     """Id of the environment whose code is running, for error messages."""
+
+    def name_behaviors(self, kind: str) -> None:
+        """Give the only behavior the name of its kind of environment. A group of several behaviors overrides this."""
+        self.behavior_specs = {kind: self.behavior_specs[self.behavior]}  # type: ignore[misc]  # no property there
+        self.behavior = kind
 
     def accept_device_arrays(self) -> bool:
         """Stop converting PyTorch and JAX arrays to NumPy, if supported. Return whether this group supports it."""
@@ -249,6 +256,11 @@ class EnvGroup(Environment):
     def render(self, rows: Sequence[int]) -> list[Any]:
         """Render each environment at the indices ``rows``. Return a list of the results."""
         return [snapshot(subject.render()) for subject in self._at(rows)]
+
+
+def behavior_of(kind: str, behavior: str) -> str:
+    """Return the name that a ``behavior`` of an environment has in a manager of several kinds."""
+    return kind if behavior == "default" else f"{kind}/{behavior}"
 
 
 class OnDemand:

@@ -143,6 +143,16 @@ flag = must_be("true or false", lambda value: isinstance(value, bool))
 """An attrs validator that accepts only bools."""
 
 
+def _check_shares(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
+    """Raise UsageError unless ``value`` maps names to numbers above 0 that sum to 1."""
+    a_mapping(_, attribute, value)
+    for name, share in value.items():
+        if not _is_within(share, 0, above=True):
+            raise UsageError(f"the share of {name!r} must be a number above 0, not {share!r}.")
+    if abs(sum(value.values()) - 1) > 1e-3:  # three times 0.333 will do
+        raise UsageError(f"shares must sum to 1, not to {sum(value.values()):g}.")
+
+
 @attrs.frozen(field_transformer=plain_numbers)
 class Wait:
     """The rules for how long a step waits, and how many responses it returns.
@@ -152,12 +162,17 @@ class Wait:
         max_ready: Maximum number of workers whose responses are returned.
         timeout_s: Time after which the responses received so far are returned, perhaps none. Later calls return others.
         max_lead: Number of steps ahead of the slowest worker, since the reset, from which a worker is held back.
+        shares: By the behavior of each of several kinds of environments, its share. A kind that is ahead of its share
+            is held back, unless the others have failed. The shares must sum to 1, and ``min_ready`` be 1.
+        shares_of: What is shared: "steps" of environments, or "time" in which they step.
     """
 
     min_ready: int = attrs.field(default=1, validator=at_least(1))
     max_ready: int | None = attrs.field(default=None, validator=_optional(at_least(1)))
     timeout_s: float | None = attrs.field(default=None, validator=_optional(seconds(unlimited=True, zero=True)))
     max_lead: int | None = attrs.field(default=None, validator=_optional(at_least(1)))
+    shares: Mapping[str, float] | None = attrs.field(default=None, validator=_optional(_check_shares), hash=False)
+    shares_of: Literal["steps", "time"] = attrs.field(default="steps", validator=one_of("steps", "time"))
 
     ALL = 2**31
 
@@ -166,6 +181,8 @@ class Wait:
             raise UsageError(
                 f"max_ready={self.max_ready} is below min_ready={self.min_ready}: no step could satisfy both."
             )
+        if self.shares is not None and (self.min_ready != 1 or self.max_lead is not None):
+            raise UsageError("shares hold kinds back, so a step waits for any worker: take min_ready=1, no max_lead.")
 
     @classmethod
     def any(cls, *, timeout_s: float | None = None, max_lead: int | None = None) -> Wait:
@@ -465,13 +482,20 @@ _Constructor = Callable[Concatenate[Any, Any, _P], None]
 _Options = TypeVar("_Options", bound=KindOptions)
 
 
-def takes(options_class: Callable[_P, _Options]) -> Callable[[Callable[[Any, Any, _Options], None]], _Constructor[_P]]:
-    """Return a decorator that replaces a constructor's parameter ``options`` with the fields of ``options_class``."""
+def takes(
+    options_class: Callable[_P, _Options], count: Callable[[Any], int | None] = lambda _: None
+) -> Callable[[Callable[[Any, Any, _Options], None]], _Constructor[_P]]:
+    """Return a decorator that replaces a constructor's parameter ``options`` with the fields of ``options_class``.
+
+    ``count``: returns the ``n_envs`` that ``env_factory`` itself tells, or None.
+    """
 
     def decorate(constructor: Callable[[Any, Any, _Options], None]) -> _Constructor[_P]:
         @functools.wraps(constructor)
         def take(self: Any, env_factory: Any, *args: _P.args, **kwargs: _P.kwargs) -> None:
-            constructor(self, env_factory, options_class(*args, **kwargs))
+            n_envs = None if args else count(env_factory)
+            given: Any = kwargs if n_envs is None else {"n_envs": n_envs, **kwargs}
+            constructor(self, env_factory, options_class(*args, **given))
 
         own = list(inspect.signature(constructor).parameters.values())[:2]
         fields = list(inspect.signature(options_class).parameters.values())

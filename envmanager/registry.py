@@ -26,8 +26,9 @@ import attrs
 
 from envmanager.adapters import recipes
 from envmanager.adapters.factories import count_envs
+from envmanager.adapters.kinds import count_kinds
 from envmanager.adapters.other_names import other_names
-from envmanager.adapters.recipes import RECIPE_OPTIONS, with_recipe
+from envmanager.adapters.recipes import RECIPE_OPTIONS, EnvRecipe, with_recipe
 from envmanager.errors import ConfigError
 from envmanager.importing import Plugins, nearest
 from envmanager.options import EnvCount, ProcessOptions, a_mapping, at_least, count_or_auto, plain_numbers
@@ -64,6 +65,15 @@ OF_ONE_KIND = frozenset({"engine", "cluster", "recording", "strict", "trust"})
 """Options passed only to kinds that declare the parameter, not to kinds that merely take ``**options``."""
 
 
+def _as_recipes(env: Any) -> Any:
+    """Convert the mappings in a list of kinds of environments to EnvRecipes. An attrs converter."""
+    if not isinstance(env, list | tuple):
+        return env
+    is_kind = [isinstance(each, Mapping) and not {"env", "behavior"}.isdisjoint(each) for each in env]
+    parts = enumerate(zip(env, is_kind, strict=True))
+    return [structure(EnvRecipe, each, where=f"env[{place}]") if is_one else each for place, (each, is_one) in parts]
+
+
 @attrs.frozen(kw_only=True, field_transformer=plain_numbers)
 class ManagerOptions(ProcessOptions):
     """The table ``manager`` of a config: the kind of manager and its options.
@@ -86,7 +96,7 @@ class ManagerOptions(ProcessOptions):
 
     n_envs: EnvCount = attrs.field(default=1, converter=count_or_auto, validator=at_least(1, or_auto=True))
     kind: str = "subprocess"
-    env: Any = None
+    env: Any = attrs.field(default=None, converter=_as_recipes)
     env_kwargs: Mapping[str, Any] | None = attrs.field(default=None, validator=recipes.check_kwargs)
     wrappers: Sequence[Any] = attrs.field(default=(), converter=recipes.as_tuple, validator=recipes.check_wrappers)
     render_mode: str | None = attrs.field(default=None, validator=recipes.check_name)
@@ -102,6 +112,8 @@ class ManagerOptions(ProcessOptions):
     def __attrs_post_init__(self) -> None:
         if not isinstance(self.n_envs, int):
             object.__setattr__(self, "n_envs", count_envs(self.env, self.env_kwargs))
+        elif self.n_envs == 1:
+            object.__setattr__(self, "n_envs", count_kinds(self.env) or 1)
         super().__attrs_post_init__()
         recipes.check_render_mode(self.env_kwargs, self.render_mode)
 
@@ -110,6 +122,8 @@ class ManagerOptions(ProcessOptions):
         """The name of the environment in output, such as ``"CartPole-v1"`` or ``"vector ALE/Pong-v5"``."""
         named = self.env.items() if isinstance(self.env, Mapping) else ()
         name = self.recording if self.env is None else self.env
+        if count_kinds(self.env):
+            return ", ".join(f"{each.n} {each.behavior}" for each in self.env)
         return " ".join(f"{kind} {name}" for kind, name in named) or str(name)
 
 
@@ -145,7 +159,8 @@ def make_manager(config: Mapping[str, Any] | ManagerOptions, env_factory: Any = 
         elif not is_replay and field.name not in PROCESS_OPTIONS and value != getattr(defaults, field.name):
             raise ConfigError(f"The manager kind {kind!r} has no option {field.name}; it was set to {value!r}.")
     made_of = with_recipe(options.env if env_factory is None else env_factory, options)
-    manager: EnvManager = make(made_of, options.n_envs, **chosen)
+    n_envs = count_kinds(made_of) if options.n_envs == 1 else None
+    manager: EnvManager = make(made_of, n_envs or options.n_envs, **chosen)
     return manager
 
 

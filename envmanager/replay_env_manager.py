@@ -68,7 +68,9 @@ class ReplayEnvManager(EnvManager):
         about = tape.about
         if not about["observations"]:
             raise UsageError(f"{recording} was recorded without observations, so it can be read, but not replayed.")
-        options = {name: about.get(name, ()) for name in ("seed", "restarts", "check_values", "episodes", "measures")}
+        options = {
+            name: about.get(name, ()) for name in ("seed", "restarts", "check_values", "episodes", "measures", "kinds")
+        }
         super().__init__(about["env_ids"], wait=about["wait"] if wait is None else wait, trace=trace, **options)
         host: Any = TappedHost(NoHost(self.n_workers), tape)
         self.start(host)

@@ -142,6 +142,9 @@ class Rollouts:
         """
         with defer_interrupts():
             if isinstance(received, Batch):
+                if self._manager.kinds and received.behavior != self._behavior:
+                    own = f"these rollouts are of {self._behavior!r}: each kind needs Rollouts of its own"
+                    raise UsageError(f"the batch is of the kind {received.behavior!r}, and {own}.")
                 self._add_batch(received)
             else:
                 for info in [received] if isinstance(received, StepInfo) else received:

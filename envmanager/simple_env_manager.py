@@ -13,6 +13,7 @@ from typing import Any
 import attrs
 
 from envmanager.adapters.factories import EnvFactory, factories_for
+from envmanager.adapters.kinds import Kinds, count_kinds
 from envmanager.data.steps import StartReport
 from envmanager.env_manager import EnvManager
 from envmanager.hosts.hosting import GroupFactory
@@ -25,6 +26,8 @@ from envmanager.options import ProcessOptions, takes
 class SimpleEnvManager(EnvManager):
     """A manager of ``n_envs`` environments that run one after the other in the trainer's process, as one worker.
 
+    Several kinds of environments are a worker each.
+
     Use it for cheap environments, and to debug environments with breakpoints. The parameters are those of
     SubprocessEnvManager, but ``n_workers``, ``local_envs``, ``start_method``, ``transport``, ``timeouts`` and
     ``worker_env`` have no effect. If an environment hangs, crashes or calls ``os._exit``, so does the trainer.
@@ -35,13 +38,17 @@ class SimpleEnvManager(EnvManager):
         order: Path of a recording. The environments are split into as many workers as there, whatever kind recorded it.
     """
 
-    @takes(ProcessOptions)
+    @takes(ProcessOptions, count_kinds)
     def __init__(self, env_factory: EnvFactory, options: ProcessOptions) -> None:
         workers: Any = [range(options.n_envs)]
+        kinds: Sequence[str] = ()
+        if (several := Kinds.of(env_factory, options)) is not None:
+            env_factory, (workers, kinds) = several.factories, several.blocks(len(several.recipes))
         if options.order is not None:
             recorded = pkgutil.resolve_name("envmanager.recording.data:about")(options.order)["env_ids"]
-            workers = recorded if sum(map(len, recorded)) == options.n_envs else workers
-        super().__init__(workers, zero_copy=options.zero_copy, **options.of_the_manager)
+            if several is None and sum(map(len, recorded)) == options.n_envs:
+                workers = recorded
+        super().__init__(workers, kinds=kinds, zero_copy=options.zero_copy, **options.of_the_manager)
         self.start(LocalHost(factories_for(env_factory, options.n_envs), options))
 
 

@@ -121,6 +121,8 @@ def _complaints(error: BaseException, path: str) -> Iterator[str]:
                 yield from _complaints(child, at)
         for child in alone:
             yield from _complaints(child, path)
+    elif isinstance(error, ConfigError):  # of a table in a list, whose lines name their options
+        yield str(error)
     elif isinstance(error, UsageError):  # raised by a class's own check; the text begins with the option's name
         yield _join(path, str(error))
     elif isinstance(error, TypeError):  # from cattrs, which iterates over what should be a list

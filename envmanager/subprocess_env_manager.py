@@ -17,6 +17,7 @@ import pkgutil
 import attrs
 
 from envmanager.adapters.factories import EnvFactory
+from envmanager.adapters.kinds import Kinds, count_kinds
 from envmanager.data.env_rows import split_evenly
 from envmanager.env_manager import EnvManager
 from envmanager.hosts.hosting import GroupFactory, make_contexts
@@ -42,7 +43,8 @@ class SubprocessEnvManager(EnvManager):
 
     Args:
         env_factory: A callable, a Gymnasium id, ``"module:callable"``, or a list of these, one per environment. It may
-            be defined anywhere, even in a notebook or in a script without a ``__main__`` guard.
+            be defined anywhere, even in a notebook or in a script without a ``__main__`` guard. Several kinds of
+            environments are a list of an ``EnvRecipe(…, n=…, behavior=…)`` each.
         n_envs: Number of environments.
         n_workers: Number of processes, without the local worker. By default one per environment; "auto": by a probe.
         wait: A Wait, "any", "all" or a number of workers; the default of ``step`` and ``recv``.
@@ -67,9 +69,10 @@ class SubprocessEnvManager(EnvManager):
         zero_copy: Whether to return views of shared memory; see StepInfo.
     """
 
-    @takes(ProcessOptions)
+    @takes(ProcessOptions, count_kinds)
     def __init__(self, env_factory: EnvFactory, options: ProcessOptions) -> None:
         host = pkgutil.resolve_name(_HOSTS[options.chosen_transport()])
+        several = Kinds.of(env_factory, options)
         if "auto" in (options.n_workers, options.local_envs):
             placement = place(SubprocessEnvManager, env_factory, options, in_process=False)
             self.placement = str(placement)
@@ -77,8 +80,12 @@ class SubprocessEnvManager(EnvManager):
         n_envs, local_envs = options.n_envs, options.local_envs
         assert isinstance(local_envs, int)
         n_apart = n_envs - local_envs
-        blocks = split_evenly(n_apart, options.n_workers if isinstance(options.n_workers, int) else n_apart)
+        n_workers, kinds = options.n_workers if isinstance(options.n_workers, int) else n_apart, list[str]()
+        if several is None:
+            blocks = split_evenly(n_apart, n_workers)
+        else:
+            env_factory, (blocks, kinds) = several.factories, several.blocks(n_workers)
         if local_envs:
             blocks.append(range(n_apart, n_envs))
-        super().__init__(blocks, zero_copy=options.zero_copy, **options.of_the_manager)
+        super().__init__(blocks, kinds=kinds, zero_copy=options.zero_copy, **options.of_the_manager)
         self.start(host(env_factory, options))

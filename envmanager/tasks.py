@@ -18,7 +18,7 @@ from envmanager.data.steps import Call
 from envmanager.data.trees import snapshot
 from envmanager.errors import UsageError
 from envmanager.observe.episodes import FinishedEpisode
-from envmanager.options import a_mapping, at_least, plain
+from envmanager.options import a_mapping, at_least, must_be, plain
 
 _COMMANDS = "call", "set_attr", "unset_attr"
 
@@ -62,6 +62,7 @@ class Task:
         calls: What is repeated amid the actions, as ``EnvManager.positions`` tells it: a Call, or a list of its fields,
             for each ``call`` and ``set_attr``. What they set stays set in the environment, as after ``set_attr``.
         group: A label that siblings have, such as the rollouts of one prompt; see ``Pool.play``.
+        kind: Kind of environment that plays it, in a manager of several kinds. None: any of them.
     """
 
     seed: int | None = attrs.field(default=None, converter=plain, validator=attrs.validators.optional(at_least(0)))
@@ -74,6 +75,9 @@ class Task:
         default=(), converter=_calls, hash=False, eq=attrs.cmp_using(eq=is_same, class_name="Calls")
     )
     group: Any = None
+    kind: str | None = attrs.field(
+        default=None, validator=attrs.validators.optional(must_be("a text", lambda value: isinstance(value, str)))
+    )
     inherits: ClassVar[bool] = True
     """Whether a seed is derived if it is None, and the reset's options are merged. If False, both are passed on as is,
     and a seed is derived only for the first episode after a worker was replaced."""

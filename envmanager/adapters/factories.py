@@ -42,9 +42,11 @@ _FINDERS = {
 def factories_for(env_factory: Any, n_envs: int) -> list[Any]:
     """Return a list of one factory per environment. Raises UsageError or MissingExtra for a bad ``env_factory``."""
     if isinstance(env_factory, list | tuple):
-        if len(env_factory) != n_envs:
-            raise UsageError(f"env_factory is a list of {len(env_factory)} factories for n_envs={n_envs} environments.")
-        return [resolve(entry) for entry in env_factory]
+        found = {id(entry): resolve(entry) for entry in env_factory}
+        factories = [found[id(entry)] for entry in env_factory]
+        if len(factories) != n_envs:
+            raise UsageError(f"env_factory is a list of {len(factories)} factories for n_envs={n_envs} environments.")
+        return factories
     return [resolve(env_factory)] * n_envs
 
 
@@ -67,6 +69,11 @@ def resolve(env_factory: Any) -> Any:
     Raises UsageError for any other object or an unknown name, and MissingExtra if a required library is missing.
     """
     if isinstance(env_factory, EnvRecipe):
+        if env_factory.behavior is not None:
+            raise UsageError(
+                f"env_factory names a kind of environment, {env_factory.behavior!r}. Several kinds run in managers of "
+                "the kinds simple, subprocess and asyncio: leave n and behavior out, or take one of these."
+            )
         return prepare(env_factory, resolve)
     if isinstance(env_factory, str):
         return find_environment(env_factory)

@@ -32,8 +32,6 @@ from envmanager.data.steps import Begin, RowBuffer, Steps, only_agents
 from envmanager.data.trees import Tree, leaves, leaves_like, paths, snapshot, take_rows
 from envmanager.environment import OnDemand, RowGroup, check_repeated, repeated
 
-BEHAVIOR = "default"
-
 ObsWriter = Callable[[Sequence[Any], Any, Casting], None]
 """Function ``(views, obs, casting)`` that checks an observation and copies its parts into the views of one row."""
 
@@ -64,7 +62,7 @@ class GymnasiumEnvironment(RowGroup):
         spec = behavior_spec(first.observation_space, first.action_space)
         self._spec = spec
         self._infos = infos or spec.has_objects  # which are pickled anyway
-        self.behavior_specs = {BEHAVIOR: spec}
+        self.behavior_specs = {self.behavior: spec}
         read = row_reader(first.action_space)
         self._read_actions: Callable[[Tree, int], Iterable[Any]] = lambda batch, n: [read(batch, i) for i in range(n)]
         self._known_actions = known_actions(first.action_space)
@@ -89,7 +87,7 @@ class GymnasiumEnvironment(RowGroup):
 
     @property
     def max_agents(self) -> Mapping[str, int]:
-        return {BEHAVIOR: len(self._environments)}
+        return {self.behavior: len(self._environments)}
 
     @property
     def wrapped(self) -> Any:
@@ -124,14 +122,14 @@ class GymnasiumEnvironment(RowGroup):
             infos.append(snapshot(info) if self._infos else None)
         steps.final_obs = steps.reset_info = None
         steps.info = infos if self._infos else None
-        return {BEHAVIOR: steps}
+        return {self.behavior: steps}
 
     def reset_on_demand(self, begins: Sequence[Begin]) -> Steps:
         self.on_demand, self.rests = OnDemand(len(self._all), begins), True
         return self.joined((), np.zeros(0, np.int64))
 
     def actions_of(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Iterable[Any]:
-        return self._read_actions(actions[BEHAVIOR], len(self._all if rows is None else rows))
+        return self._read_actions(actions[self.behavior], len(self._all if rows is None else rows))
 
     def joined(self, results: Iterable[Any], rows: np.ndarray | None = None) -> Steps:
         chosen, begins, out = self._to_step(rows)
@@ -149,7 +147,7 @@ class GymnasiumEnvironment(RowGroup):
             chosen, begins, out = self._to_step(rows)
             if begins or out is not self._views:
                 stepped = [envs[row] for row in chosen if row not in begins]
-                own = self._read_actions(actions[BEHAVIOR], len(stepped)) if stepped else ()
+                own = self._read_actions(actions[self.behavior], len(stepped)) if stepped else ()
                 # Not a generator, in which a StopIteration of an environment would be another error.
                 return self._one_by_one(chosen, begins, out, map(lambda env, action: env.step(action), stepped, own))
         plain_obs, plain_class, rewards = out.plain_obs, None if self._infos else out.plain_class, out.rewards
@@ -159,7 +157,7 @@ class GymnasiumEnvironment(RowGroup):
         out.infos, out.ended, out.resting = [], [], []
         row = 0
         try:
-            given, known = actions[BEHAVIOR], self._known_actions
+            given, known = actions[self.behavior], self._known_actions
             given = self._read_actions(given, len(envs)) if known is None else map(known, given.tolist())
             for row, env, action, place in zip(out.rows, envs, given, out.places):  # noqa: B905  (strict is slow)
                 result = env.step(action)
@@ -189,7 +187,7 @@ class GymnasiumEnvironment(RowGroup):
             return self._taken(out)
         steps = out.steps
         steps.final_obs = steps.info = steps.reset_info = None
-        return {BEHAVIOR: steps}
+        return {self.behavior: steps}
 
     def _to_step(self, rows: np.ndarray | None) -> tuple[Sequence[int], dict[int, Any], _BufferViews]:
         """Return the rows of a step of ``rows``, what begins there, and the views of the rows of the result.
@@ -267,12 +265,12 @@ class GymnasiumEnvironment(RowGroup):
             if out.resting:
                 steps = copy.copy(steps)  # later steps reuse the other, and may have no row that rests
                 steps.acting = np.isin(out.rows, out.resting, invert=True)
-        return {BEHAVIOR: steps}
+        return {self.behavior: steps}
 
     def _after_actions(self, begin: Begin) -> Any:
         """Begin an episode and take its actions. Return what stands for its first step, None if it could not begin."""
         env, read, step, n = self._environments[begin.row], self._known_actions, 0, begin.n_repeated
-        own: Any = (begin.actions or {}).get(BEHAVIOR, ())
+        own: Any = (begin.actions or {}).get(self.behavior, ())
         rewards: list[Any] = []
         calls = self._calls_of(begin)
         try:

@@ -72,7 +72,6 @@ with needed_by("envmanager.adapters", extra="gymnasium"):
     from gymnasium.utils.env_checker import data_equivalence
     from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
-BEHAVIOR = "default"
 NEXT_STEP, SAME_STEP, DISABLED = "NextStep", "SameStep", "Disabled"  # the values of Gymnasium's AutoresetMode
 
 _all = np.logical_and.reduce  # ``np.all`` and the method are Python functions
@@ -114,7 +113,7 @@ class VectorGroup(EnvGroup):
         self.casting = Casting(strict=check_values)
         self._reset = Resetter(vector_env)
         spec = self._spec_of(vector_env)
-        self.behavior_specs = {BEHAVIOR: spec}
+        self.behavior_specs = {self.behavior: spec}
         self._spec: Tree = spec.observation
         is_plain = isinstance(spec.observation, ArraySpec) and not spec.observation.is_object
         self._plain = (spec.observation.dtype, spec.observation.shape) if is_plain else None
@@ -137,7 +136,7 @@ class VectorGroup(EnvGroup):
 
     @property
     def max_agents(self) -> Mapping[str, int]:
-        return {BEHAVIOR: self._n}
+        return {self.behavior: self._n}
 
     @property
     def subjects(self) -> Sequence[Any]:
@@ -163,7 +162,7 @@ class VectorGroup(EnvGroup):
         steps = self._steps(obs, *zeros, infos)
         if self._buffer is None and not self.returns_new_arrays:
             steps.obs = copy_tree(steps.obs)  # because the next step may be written into a buffer, beside this one
-        return {BEHAVIOR: steps}
+        return {self.behavior: steps}
 
     def reset_on_demand(self, begins: Sequence[Begin]) -> Steps:
         self._options, self.on_demand = None, OnDemand(self._n, begins)
@@ -187,9 +186,9 @@ class VectorGroup(EnvGroup):
                 self._restarted(self._to_park)
             given = np.zeros(self._n, np.intp)  # the environments that rest take the first action
             given[acting] = np.arange(len(acting))
-            action = take_rows(actions[BEHAVIOR], given)
+            action = take_rows(actions[self.behavior], given)
         else:
-            action = actions[BEHAVIOR]
+            action = actions[self.behavior]
         # A copy, because the environments may keep their actions, and these may lie in shared memory.
         is_plain = self._acts_plainly and action.__class__ is np.ndarray
         result = self._vector_env.step(action.copy() if is_plain else map_tree(batch, action))
@@ -208,7 +207,7 @@ class VectorGroup(EnvGroup):
                 self._take_restarted(steps, ended, infos)
             else:
                 self._reset_ended(steps, ended, infos)
-        return {BEHAVIOR: steps}
+        return {self.behavior: steps}
 
     # Episodes that begin on demand.
 
@@ -246,7 +245,7 @@ class VectorGroup(EnvGroup):
         if len(parts) > 1:
             steps = concat_steps(parts)
             parts = [steps.take(np.argsort(steps.agent_id))]
-        return dict(zip([BEHAVIOR], parts, strict=False))
+        return dict(zip([self.behavior], parts, strict=False))
 
     def close(self) -> None:
         self._vector_env.close()

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from envmanager.adapters.gymnasium_vector import BEHAVIOR, Info, VectorGroup, batch, declares_mode, restarts_late
+from envmanager.adapters.gymnasium_vector import Info, VectorGroup, batch, declares_mode, restarts_late
 from envmanager.data.specs import zeros
 from envmanager.data.steps import AgentSteps, RowBuffer, Steps, concat_steps
 from envmanager.data.trees import Tree, copy_tree, map_tree, take_rows, with_rows
@@ -38,7 +38,7 @@ class LateVectorGroup(VectorGroup):
         super().__init__(vector_env, env_ids, infos=infos, check_values=check_values)
         self.batch_size = self._n
         self._is_copied, self.returns_new_arrays = self.returns_new_arrays, True
-        self._actions = zeros(self.behavior_specs[BEHAVIOR].action, self._n)
+        self._actions = zeros(self.behavior_specs[self.behavior].action, self._n)
         """Last action of each row, sent again as a valid action in the step that begins the next episode."""
         self._acting = np.ones(self._n, np.bool_)
         """Mask of the rows whose next action is used; false where the next step of all rows only begins an episode."""
@@ -57,18 +57,18 @@ class LateVectorGroup(VectorGroup):
 
     def reset(self, *, seeds: Sequence[int | None], options: Mapping[str, Any] | None) -> Steps:
         self._is_late[:], self._acting[:] = False, True
-        steps = super().reset(seeds=seeds, options=options)[BEHAVIOR]
+        steps = super().reset(seeds=seeds, options=options)[self.behavior]
         self._last.obs = copy_tree(steps.obs)
-        return {BEHAVIOR: steps if self._is_copied else steps.copy()}
+        return {self.behavior: steps if self._is_copied else steps.copy()}
 
     def step(self, actions: Mapping[str, Tree], rows: np.ndarray | None = None) -> Steps:
         """Step the environments at ``rows`` and return the next ready rows. With ``rows=None``, step and return all."""
         acting = np.flatnonzero(self._acting) if rows is None else rows
-        given = actions[BEHAVIOR]
+        given = actions[self.behavior]
         self._actions = copy_tree(given) if len(acting) == self._n else with_rows(self._actions, acting, given)
         if rows is not None:
             self._send(rows)
-            return {BEHAVIOR: self._ready()}
+            return {self.behavior: self._ready()}
         steps = self._step_all()
         steps.reward[~self._acting] = 0
         ended = steps.ended
@@ -80,7 +80,7 @@ class LateVectorGroup(VectorGroup):
                 steps.obs, steps.reset_info, self._acting = first.obs, first.info, ended
             else:
                 steps.acting = self._acting.copy()
-        return {BEHAVIOR: steps}
+        return {self.behavior: steps}
 
     def _step_all(self) -> AgentSteps:
         self._send(np.arange(self._n))

@@ -23,7 +23,7 @@ from envmanager.adapters.names import GymnasiumId, Importable, find_callable, im
 from envmanager.adapters.resets import signature_of
 from envmanager.errors import ConfigError, UsageError
 from envmanager.importing import nearest
-from envmanager.options import must_be
+from envmanager.options import at_least, must_be
 
 _WRAPPER = "'module:Class' or {'module:Class': {its arguments}}"
 
@@ -96,6 +96,14 @@ def check_render_mode(env_kwargs: Mapping[str, Any] | None, render_mode: str | N
         raise UsageError("render_mode is given twice, as an option and in env_kwargs: leave one out.")
 
 
+_check_behavior = attrs.validators.optional(
+    must_be(
+        'a name without "/", and not "*"',
+        lambda value: isinstance(value, str) and value not in ("", "*") and "/" not in value,
+    )
+)
+
+
 @attrs.frozen
 class EnvRecipe:
     """A description of an environment, its arguments and wrappers, which managers accept as ``env_factory``.
@@ -105,6 +113,8 @@ class EnvRecipe:
     ``render_mode``: the environment's render mode. ``wrappers``: the wrappers of the environment, innermost first. Each
     is ``"module:Class"`` or, with arguments, ``{"module:Class": {"size": 4}}``; a callable may replace the string.
     ``imports``: modules to import first, in the trainer's process and the worker, because they register ids or spaces.
+    ``behavior``: name of the kind of environment. A list of recipes with names is that of the kinds in a manager, each
+    with ``n`` environments. Its only behavior has this name, others the names ``"behavior/its own name"``.
 
     Raises UsageError for an invalid option. A manager looks up all names before it starts a worker, and raises
     UsageError for a name that cannot be found.
@@ -114,11 +124,15 @@ class EnvRecipe:
     env_kwargs: Mapping[str, Any] | None = attrs.field(default=None, kw_only=True, validator=check_kwargs)
     wrappers: Sequence[Any] = attrs.field(default=(), kw_only=True, converter=as_tuple, validator=check_wrappers)
     render_mode: str | None = attrs.field(default=None, kw_only=True, validator=check_name)
-    imports: Sequence[str] = attrs.field(default=(), kw_only=True, converter=as_tuple, validator=check_modules)
+    imports: Sequence[Any] = attrs.field(default=(), kw_only=True, converter=as_tuple, validator=check_modules)
+    n: int = attrs.field(default=1, kw_only=True, validator=at_least(1))
+    behavior: str | None = attrs.field(default=None, kw_only=True, validator=_check_behavior)
 
     def __attrs_post_init__(self) -> None:
         if isinstance(self.env, EnvRecipe):
             raise UsageError("env is an EnvRecipe already: put all options into one EnvRecipe.")
+        if self.n != 1 and self.behavior is None:
+            raise UsageError(f"n={self.n} is the number of environments of one kind of several: name it by behavior.")
         check_render_mode(self.env_kwargs, self.render_mode)
 
     @property
@@ -128,7 +142,7 @@ class EnvRecipe:
         return {**(self.env_kwargs or {}), **rendered}
 
 
-RECIPE_OPTIONS = tuple(field.name for field in attrs.fields(EnvRecipe) if field.name != "env")
+RECIPE_OPTIONS = tuple(each.name for each in attrs.fields(EnvRecipe) if each.name not in ("env", "n", "behavior"))
 """Names of the manager options that say how environments are made."""
 
 

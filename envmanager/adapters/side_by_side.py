@@ -23,7 +23,7 @@ from envmanager.data.specs import (
 )
 from envmanager.data.steps import AGENT_BITS, COLUMNS, AgentSteps, Begin, Steps, concat_steps
 from envmanager.data.trees import Tree, build, copy_tree, leaves, snapshot, take_rows
-from envmanager.environment import Environment, OnDemand, RowGroup, check_repeated, repeated
+from envmanager.environment import Environment, OnDemand, RowGroup, behavior_of, check_repeated, repeated
 
 
 class SideBySide(RowGroup):
@@ -47,6 +47,13 @@ class SideBySide(RowGroup):
         self.begins_on_demand = self.takes_actions = all(environment.can_rest for environment in self._environments)
         self._specs: dict[str, BehaviorSpec] = {}
         self._n_known = [0] * len(self._environments)
+        self._kind: str | None = None
+        self._names: dict[str, str] = {}
+        """Names of the behaviors in the manager, by those that the environments give them."""
+        self._learn_all()
+
+    def name_behaviors(self, kind: str) -> None:
+        self._kind, self._specs, self._n_known = kind, {}, [0] * len(self._environments)
         self._learn_all()
 
     @property
@@ -58,7 +65,7 @@ class SideBySide(RowGroup):
         total: Counter[str] = Counter()
         for environment in self._environments:
             total.update(environment.max_agents)
-        return dict(total)
+        return {self._names.get(behavior, behavior): n for behavior, n in total.items()}
 
     @property
     def envs(self) -> Sequence[Any]:
@@ -111,11 +118,12 @@ class SideBySide(RowGroup):
         for row in rows:
             own = {}
             for behavior, steps in self._last[row].items():
-                if behavior in actions:
-                    start = taken[behavior]
-                    taken[behavior] = stop = start + len(steps.acting_rows)
+                name = self._names[behavior]
+                if name in actions:
+                    start = taken[name]
+                    taken[name] = stop = start + len(steps.acting_rows)
                     # A copy, because an environment may keep or change its action.
-                    own[behavior] = copy_tree(take_rows(actions[behavior], slice(start, stop)))
+                    own[behavior] = copy_tree(take_rows(actions[name], slice(start, stop)))
             shares.append(own)
         return shares
 
@@ -146,7 +154,7 @@ class SideBySide(RowGroup):
                 self.on_demand.plays[row] = any(len(steps.acting_rows) for steps in last.values())
             for behavior, steps in last.items():
                 own = attrs.evolve(steps, agent_id=steps.agent_id + (self.env_ids[row] << AGENT_BITS))
-                parts.setdefault(behavior, []).append(own)
+                parts.setdefault(self._names[behavior], []).append(own)
         return {behavior: concat_steps(steps) for behavior, steps in parts.items()}
 
     def _after_actions(self, environment: Environment, begin: Begin, actions: Mapping[str, Tree]) -> Steps:
@@ -163,7 +171,7 @@ class SideBySide(RowGroup):
                 self._last[row], n_taken = steps, sum(taken.values())
                 (own,) = self._shares(actions, [row], taken)
                 if any(taken[behavior] > n_of[behavior] for behavior in taken) or not any(map(_n_rows, own.values())):
-                    acting = {behavior: len(each.acting_rows) for behavior, each in steps.items()}
+                    acting = {self._names[behavior]: len(each.acting_rows) for behavior, each in steps.items()}
                     raise SpecMismatch("the actions to begin with", f"for the agents that act, {acting}", "for others")
                 steps = environment.step(own)
                 if not any(len(each.acting_rows) for each in steps.values()):
@@ -203,7 +211,10 @@ class SideBySide(RowGroup):
     def _learn(self, row: int, specs: BehaviorSpecs) -> None:
         """Add the environment's ``specs`` to the group. Raises SpecConflict if a behavior already has another spec."""
         if len(specs) != self._n_known[row]:
-            merge_specs(self._specs, specs, seen_in="an env before it", now_in=f"env {self.env_ids[row]}")
+            for behavior in specs:
+                self._names[behavior] = behavior if self._kind is None else behavior_of(self._kind, behavior)
+            named = {self._names[behavior]: spec for behavior, spec in specs.items()}
+            merge_specs(self._specs, named, seen_in="an env before it", now_in=f"env {self.env_ids[row]}")
             self._n_known[row] = len(specs)
 
     def _checked(self, row: int, results: Steps) -> Steps:

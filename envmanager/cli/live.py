@@ -98,7 +98,8 @@ def _made(first: Mapping[str, Any], path: Path, place: Place, *, render: bool) -
         factory = resolve(EnvRecipe(factory, render_mode="human"))
     seed, who = first["seed"], {"worker_id": place.worker_id, "generation": place.generation}
     contexts = make_contexts([place.env_id], seed=seed if isinstance(seed, int) else None, log_dir=None, **who)
-    group = GroupFactory([factory], contexts, infos=False, check_values=False)()
+    kind = first["kinds"][place.worker_id] if first.get("kinds") else ""
+    group = GroupFactory([factory], contexts, infos=False, check_values=False, kind=kind)()
     if len(group.env_ids) != 1 or not (place.begins_itself or group.takes_actions):
         group.close()
         raise UsageError(f"env {place.env_id} is part of a vector, or cannot rest: replay the run with order=….")

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import attrs
 import numpy as np
 
-from envmanager.adapters.choosing import ADAPTERS, VECTORS, build_group
+from envmanager.adapters.choosing import ADAPTERS, VECTORS
 from envmanager.adapters.names import base_names
 from envmanager.adapters.resets import Resetter
 from envmanager.adapters.rows import flag
@@ -30,7 +30,6 @@ from envmanager.environment import EnvGroup, OnDemand, check_repeated
 from envmanager.errors import ServerFull
 from envmanager.hosts.hosting import GroupFactory
 
-BEHAVIOR = "default"
 _GYMNASIUM = "gymnasium.core.Env"
 _NONE_GIVEN = np.zeros(0, np.int64)
 
@@ -52,15 +51,19 @@ class Runner(Protocol):
 class SharedRows:
     """What environments of one class with equal spaces share: their group of rows, and the way to reset them."""
 
-    def __init__(self, env: Any, *, infos: bool, check_values: bool) -> None:
+    def __init__(self, env: Any, kind: str, *, infos: bool, check_values: bool) -> None:
+        """``kind``: the kind of environment, "" without kinds."""
         gymnasium_adapter = importlib.import_module("envmanager.adapters.gymnasium")
-        self.kind = type(env)
         self.spaces = spaces_of(env)
+        self.key = kind, type(env), self.spaces
+        """What environments have in common that share it."""
         self.observation_space, self.action_space = self.spaces
         self.reset_of = Resetter(env)
         self.first: Any = None
         """Result of the ``reset`` that was awaited last."""
         self.rows = gymnasium_adapter.GymnasiumEnvironment([self], infos=infos, check_values=check_values)
+        if kind:
+            self.rows.name_behaviors(kind)
 
     def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> Any:
         """Return the result of the ``reset`` that was awaited last."""
@@ -138,7 +141,7 @@ class AwaitedEnvironment(EnvGroup):
                 seed, options = (None, self._options) if laid is None else (laid.seed, laid.options)
                 first = await self.runner.run_reset(self._reset, seed, options)
         shared.rows.rests, shared.first = rests, first
-        steps = shared.rows.joined([result])[BEHAVIOR]
+        steps = shared.rows.joined([result])[shared.rows.behavior]
         return self._own(steps, acting=np.zeros(1, np.bool_) if rests else None)
 
     async def _begun(self, seed: int | None, options: Mapping[str, Any] | None) -> Steps:
@@ -148,7 +151,8 @@ class AwaitedEnvironment(EnvGroup):
     def _first(self, result: Any) -> Steps:
         """Return the first steps of an episode, whose ``reset`` has returned ``result``."""
         self._shared.first = result  # after the wait, in which other environments use it
-        return self._own(self._shared.rows.reset(seeds=[None], options=None)[BEHAVIOR])
+        rows = self._shared.rows
+        return self._own(rows.reset(seeds=[None], options=None)[rows.behavior])
 
     async def _after_actions(self, begin: Begin, actions: Mapping[str, Tree]) -> Steps:
         """Begin an episode and take its actions. Return its first steps, which are none if it could not begin."""
@@ -199,7 +203,7 @@ class AwaitedEnvironment(EnvGroup):
         """Return a copy of ``steps``, which are in the shared rows, as the steps of this environment."""
         own = steps.copy()
         own.agent_id, own.acting = self._agent_id, acting
-        return {BEHAVIOR: own}
+        return {self._shared.rows.behavior: own}
 
     def close(self) -> Any:
         """Close the environment, if it has a method ``close``. Return the result, which may be an awaitable."""
@@ -232,10 +236,10 @@ class SessionFactory(GroupFactory):
         is_other = any(name in names for name in (*ADAPTERS, *VECTORS, "envmanager.environment.Environment"))
         has_methods = callable(getattr(env, "reset", None)) and callable(getattr(env, "step", None))
         if (is_other and _GYMNASIUM not in names) or not has_methods:
-            return build_group(made, env_ids, infos=self.infos, check_values=self.check_values)
-        kind, spaces = type(env), spaces_of(env)
-        shared = next((each for each in self.known if each.kind is kind and each.spaces == spaces), None)
+            return super().build(made, env_ids)
+        key = self.kind, type(env), spaces_of(env)
+        shared = next((each for each in self.known if each.key == key), None)
         if shared is None:
-            shared = SharedRows(env, infos=self.infos, check_values=self.check_values)
+            shared = SharedRows(env, self.kind, infos=self.infos, check_values=self.check_values)
             self.known.append(shared)
         return AwaitedEnvironment(env, env_ids[0], shared)

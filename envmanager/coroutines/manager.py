@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 
 from envmanager.adapters.factories import EnvFactory, count_envs, factories_for
+from envmanager.adapters.kinds import Kinds, count_kinds
 from envmanager.coroutines.environment import SessionFactory
 from envmanager.coroutines.session import Session, SessionQueue
 from envmanager.data.steps import EnvironmentResponse, StartReport
@@ -48,16 +49,19 @@ class AsyncioEnvManager(EnvManager):
     only passed on to the environments. ``n_envs="auto"`` is for ``{openenv: …}``: as many as its servers have sessions.
     """
 
-    @takes(SessionOptions)
+    @takes(SessionOptions, count_kinds)
     def __init__(self, env_factory: EnvFactory, options: SessionOptions) -> None:
         if not isinstance(options.n_envs, int):
             options = attrs.evolve(options, n_envs=count_envs(env_factory))
+        several, kinds = Kinds.of(env_factory, options), list[str]()
         if options.n_workers not in (None, "auto", options.n_envs):
             raise UsageError(
                 f"n_workers={options.n_workers} does not exist with kind asyncio: each of the n_envs={options.n_envs} "
                 "environments is a worker, and all are in this process. Leave n_workers out."
             )
-        super().__init__([[env_id] for env_id in range(options.n_envs)], **options.of_the_manager)
+        if several is not None:
+            env_factory, (_, kinds) = several.factories, several.blocks(options.n_envs)
+        super().__init__([[env_id] for env_id in range(options.n_envs)], kinds=kinds, **options.of_the_manager)
         self.start(SessionHost(factories_for(env_factory, options.n_envs), options))
 
 

@@ -24,6 +24,22 @@ def split_evenly(n_envs: int, n_workers: int) -> list[range]:
     return [range(int(block[0]), int(block[-1]) + 1) for block in blocks]
 
 
+def split_by_kind(sizes: Sequence[int], n_workers: int) -> list[list[range]]:
+    """Return the env_ids of each worker, by kind. Each kind has the next ``sizes[i]`` environments.
+
+    ``n_workers``: from the number of kinds to that of environments.
+    """
+    counts = [1] * len(sizes)
+    for _ in range(n_workers - len(sizes)):
+        fullest = max(range(len(sizes)), key=lambda kind: sizes[kind] / counts[kind])
+        counts[fullest] += 1
+    first, blocks = 0, []
+    for size, count in zip(sizes, counts, strict=True):
+        blocks.append([range(first + block.start, first + block.stop) for block in split_evenly(size, count)])
+        first += size
+    return blocks
+
+
 class EnvsOfWorker(NamedTuple):
     """The environments of one worker among the ``env_ids`` of a call.
 

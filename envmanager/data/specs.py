@@ -230,6 +230,12 @@ def zeros(spec: Tree, *leading: int) -> Tree:
     return map_tree(lambda leaf: (np.empty if leaf.is_object else np.zeros)((*leading, *leaf.shape), leaf.dtype), spec)
 
 
+_KINDS = (
+    'pass env_factory=[EnvRecipe(…, n=6, behavior="cart"), EnvRecipe(…, n=2, behavior="acro")], where n is the number '
+    "of environments."
+)
+
+
 class SpecConflict(UsageError):
     """Error raised if a behavior has different specs in two environments or workers.
 
@@ -239,12 +245,16 @@ class SpecConflict(UsageError):
     def __init__(self, behavior: str, *, known: BehaviorSpec, seen_in: str, new: BehaviorSpec, now_in: str) -> None:
         super().__init__(
             f"behavior {behavior!r} has another spec in {now_in} than in {seen_in}.\n{now_in}: {new}\n{seen_in}: "
-            f"{known}\nAgents of one behavior share their specs in all environments: give them equal spaces, or "
-            "behaviors of their own."
+            f"{known}\nAgents of one behavior share their specs in all environments. If these are of several kinds, "
+            f"name each: {_KINDS} In a config, env: [{{env: …, n: 6, behavior: cart}}, …]."
         )
         self.path = f"behavior {behavior!r}"
         self.expected = f"of the spec that it has in {seen_in} ({known})"
         self.got = str(new)
+
+    def suggest(self, env_factory: str) -> None:
+        """Put the list of kinds to write into the message, in place of the example."""
+        self.args = (str(self).replace(_KINDS, f"pass env_factory={env_factory}, and leave n_envs out."),)
 
 
 def merge_specs(known: dict[str, BehaviorSpec], new: BehaviorSpecs, *, seen_in: str, now_in: str) -> None:

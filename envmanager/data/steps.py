@@ -335,7 +335,7 @@ class Batch:
     ``infos=True``, ``info`` has n dicts and ``reset_info`` m dicts. The rows are sorted by ``env_ids`` if the batch has
     all environments, else they are in order of arrival. If ``is_view``, the arrays are valid until the next ``recv``,
     ``step`` or ``reset``. ``of_tasks``: ``first``, ``task`` and ``final_task``, or None for each that has
-    nothing to tell.
+    nothing to tell. ``behavior``: the behavior of all rows; of several kinds of environments a batch has one.
     """
 
     env_ids: np.ndarray
@@ -349,6 +349,7 @@ class Batch:
     reset_info: list[dict[str, Any]] | None = None
     is_view: bool = False
     of_tasks: tuple[np.ndarray | None, np.ndarray | None, np.ndarray | None] = (None, None, None)
+    behavior: str = "default"
 
     @classmethod
     def of(

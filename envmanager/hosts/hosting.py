@@ -59,6 +59,8 @@ class GroupFactory:
     check_values: bool
     script: Any = attrs.field(factory=lambda: FunctionType((lambda: 0).__code__, vars(sys.modules["__main__"])))
     """A function of the user's script. When unpickled, it shares the globals of the factories' functions."""
+    kind: str = attrs.field(default="", kw_only=True)
+    """The kind of its environments, after which their behaviors are called; "" if the manager has no kinds."""
 
     @classmethod
     def of(cls, factories: Sequence[Any], entry: Entry, options: KindOptions, **more: Any) -> GroupFactory:
@@ -71,9 +73,8 @@ class GroupFactory:
             log_dir=options.log_dir,
             generation_of_seeds=entry.generation_of_seeds,
         )
-        return cls(
-            [factories[env_id] for env_id in entry.env_ids], contexts, options.infos, options.check_values, **more
-        )
+        own = [factories[env_id] for env_id in entry.env_ids]
+        return cls(own, contexts, options.infos, options.check_values, kind=entry.kind, **more)
 
     def fill_main(self) -> None:
         """Set what the factories use of the user's script in this process's ``__main__``, where pickles look it up."""
@@ -112,7 +113,10 @@ class GroupFactory:
 
     def build(self, made: list[Any], env_ids: list[int]) -> EnvGroup:
         """Return the group of the environments that were ``made``."""
-        return build_group(made, env_ids, infos=self.infos, check_values=self.check_values)
+        group = build_group(made, env_ids, infos=self.infos, check_values=self.check_values)
+        if self.kind:
+            group.name_behaviors(self.kind)
+        return group
 
 
 def make_group(env_factory: Any, worker_id: int) -> EnvGroup:

@@ -107,7 +107,9 @@ class Keeper:
         self._rounds.share()
         self._n_bytes, self._until_check = -1, 1
         old = entry.log
-        entry.log = EpisodeLog(len(entry.env_ids), self._table.specs, self._rounds, is_single=self.has_one_agent_each)
+        entry.log = EpisodeLog(
+            len(entry.env_ids), self._table.specs_of(entry.kind), self._rounds, is_single=self.has_one_agent_each
+        )
         for name, values, rows in entry.attributes.values():
             for row, value in zip(rows, values, strict=True):
                 entry.log.held[row][name] = value
@@ -232,9 +234,10 @@ class Keeper:
         stop = log.stop(row, is_sent=entry.state in (WorkerState.IN_FLIGHT, WorkerState.READY))
         by_name, calls = self._so_far(log, begin, stop)
         actions: Any = by_name or None
-        if by_name and len(self._table.specs) == 1:
+        if by_name and len(self._table.specs_of(entry.kind)) == 1:
             (actions,) = by_name.values()
-        return Task(seed=begin.seed, options=begin.options, actions=actions, calls=calls)
+        own: Any = {"seed": begin.seed, "options": begin.options, "actions": actions, "calls": calls}
+        return Task(**own, kind=entry.kind or None)
 
     @staticmethod
     def _so_far(log: EpisodeLog, begin: Begin, stop: int) -> tuple[Mapping[str, Tree] | None, list[Call]]:
@@ -450,7 +453,7 @@ class Keeper:
         if not entry.batches:
             return {name: steps.copy() for name, steps in entry.previous_step.current.items()}
         acts = None if book.is_automatic else book.seats.acts
-        return {name: last_rows(entry, acts) for name in self._table.specs}
+        return {name: last_rows(entry, acts) for name in self._table.specs_of(entry.kind)}
 
     # The step in flight.
 
@@ -470,7 +473,8 @@ class Keeper:
             begins = [seat.told for seat in seats if seat.state is SeatState.SENT and seat.told is not None]
         left = [row for row in taken if row not in restore.lost]
         is_alone = restore.is_alone and bool(left)
-        is_partial = len(taken) < book.seats.n_acting_in[entry.worker_id] or (not taken and len(self._table.specs) == 1)
+        is_single = len(self._table.specs_of(entry.kind)) == 1
+        is_partial = len(taken) < book.seats.n_acting_in[entry.worker_id] or (not taken and is_single)
         if laid or (begins and not is_alone):
             worker.send(CommandName.BEGIN, laid if is_alone else laid + begins)
         if is_alone:

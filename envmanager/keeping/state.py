@@ -45,7 +45,7 @@ from envmanager.observe.episodes import FinishedEpisode
 from envmanager.options import ResetConfig
 from envmanager.tasks import ExactTask, Task, TaskResult, is_plain
 
-VERSION = 1
+VERSION = 2
 """Number of the form of states. One of another form is refused."""
 _KINDS = (ActionInfo, AgentSteps, Begin, Call, Drawn, ExactTask, FinishedEpisode, Task, TaskResult, Transitions)
 _BY_NAME: dict[str, Any] = {kind.__name__: kind for kind in _KINDS}
@@ -181,6 +181,7 @@ def state_of(table: WorkerTable, recovery: Recovery) -> dict[str, Any]:
         "env_steps": table.env_steps,
         "steps_lost": recovery.steps_lost,
         "workers": workers,
+        "kinds": [entry.kind for entry in table.entries for _ in entry.env_ids],
     }
     return told(state)  # type: ignore[no-any-return]
 
@@ -228,6 +229,9 @@ def require_fits(state: Mapping[str, Any], entries: Sequence[Entry], keeper: Kee
         )
     if len(state["envs"]) != n_envs:
         raise UsageError(f"the state is of {len(state['envs'])} environments, and this manager has {n_envs}.")
+    kinds = [entry.kind for entry in entries for _ in entry.env_ids]
+    if state["kinds"] != kinds:
+        raise UsageError(f"the state is of environments of the kinds {state['kinds']}, and this manager has {kinds}.")
     for entry in entries:
         if entry.is_dropped:
             entry.require_alive()
@@ -292,6 +296,7 @@ def _gone_on(
         table.delivered([first])
         raise error
     table.begin_counting()
+    collector.shares = None
     idle = [entry for entry in table.entries if entry.state is WorkerState.IDLE]
     return [entry.previous_step for entry in idle if entry.previous_step is not None]
 

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import pkgutil
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from envmanager.data.steps import CommandName, EnvironmentResponse
 from envmanager.errors import CallStopped, EnvManagerError, ManagerClosed, UsageError
@@ -38,29 +40,46 @@ class Collector:
         self.waits = WaitTimes()
         self.stops_at = math.inf
         """Time (monotonic seconds, not of a recording) from which a wait for steps raises CallStopped."""
+        self.is_recorded = False
+        """Whether deliveries are to depend on nothing but what a recording has."""
+        self.shares: Any = None
+        """What each kind of environments has had since the reset, if the last wait gave them shares."""
         self._table = table
         self._recovery = recovery
         self._calls = calls
 
-    def collect(self, wait: Wait, *, max_lead: int | None = None) -> list[Entry]:
+    def collect(self, wait: Wait, *, max_lead: int | None = None, one_kind: bool = False) -> list[Entry]:
         """Wait for responses as ``wait`` specifies. Return the entries whose next response is to be delivered now.
 
         If a failure has arrived, raises the first one instead. Raises UsageError if no response can arrive. With
-        ``max_lead``, the steps of workers at least that many steps ahead of the slowest stay queued for a later call.
+        ``max_lead``, the steps of workers at least that many steps ahead of the slowest stay queued for a later call;
+        so do those of kinds that are ahead of their share and, if only ``one_kind`` is to be delivered, of the others.
         """
         deadline = math.inf if wait.timeout_s is None else self.host.now() + wait.timeout_s
         table = self._table
+        if wait.shares is not None and (self.shares is None or self.shares.wait != wait):
+            if self.is_recorded and wait.shares_of == "time":
+                raise UsageError('no recording repeats the time that steps take: with record or order, share "steps".')
+            shares = pkgutil.resolve_name("envmanager.kernel.shares:Shares")  # which few managers need
+            self.shares = shares(wait, table, self._recovery.events)
+        is_limited = max_lead is not None or wait.shares is not None
         self.receive(self.source.take())
         n_ready = len(table.ready)
-        if (n_ready < wait.min_ready and n_ready < len(table.entries)) or max_lead is not None:
+        if (n_ready < wait.min_ready and n_ready < len(table.entries)) or is_limited:
             self._wait_for_more(wait, deadline, max_lead)
         if table.failures:
             entry = next(iter(table.failures))
             error = entry.outbox[0].payload
             table.delivered([entry])  # so it is raised only once; the others stay ready
             raise error
-        offered = table.ready if max_lead is None else self._offered(max_lead)
-        return list(offered if wait.max_ready is None else itertools.islice(offered, wait.max_ready))
+        offered = self._offered(wait, max_lead) if is_limited else table.ready
+        if one_kind and offered:
+            kind = next(iter(offered)).kind
+            offered = [entry for entry in offered if entry.kind == kind]
+        chosen = list(offered if wait.max_ready is None else itertools.islice(offered, wait.max_ready))
+        if self.shares is not None:
+            self.shares.count(chosen)
+        return chosen
 
     def receive(self, responses: Sequence[EnvironmentResponse]) -> None:
         """Queue ``responses`` in their workers' outboxes, or record failures. Then start replacements that are due."""
@@ -79,12 +98,15 @@ class Collector:
             self._require_open()
             self._recovery.start_due()
 
-    def _offered(self, max_lead: int) -> list[Entry]:
-        """Return the ready entries whose step ``max_lead`` does not hold back, in the order of arrival.
+    def _offered(self, wait: Wait, max_lead: int | None) -> list[Entry]:
+        """Return the ready entries whose step neither shares nor ``max_lead`` hold back, in the order of arrival.
 
-        Raises UsageError if all workers in flight are held back, so that no other can become ready.
+        Raises UsageError if ``max_lead`` holds all workers in flight back, so that no other can become ready.
         """
         table = self._table
+        if max_lead is None:
+            held = () if wait.shares is None else self.shares.held_back()
+            return [entry for entry in table.ready if entry.kind not in held or entry.outbox[0].name is not _STEP]
         limit = table.slowest() + max_lead
         offered = [
             entry for entry in table.ready if entry.steps_since_reset < limit or entry.outbox[0].name is not _STEP
@@ -113,7 +135,8 @@ class Collector:
                 f"every worker has failed; call reset() to start them afresh. The first failure was: {cause}"
             )
         while True:
-            n_held_back = 0 if max_lead is None else len(table.ready) - len(self._offered(max_lead))
+            is_limited = max_lead is not None or wait.shares is not None
+            n_held_back = len(table.ready) - len(self._offered(wait, max_lead)) if is_limited else 0
             n_wanted = min(wait.min_ready, table.n_waiting - n_held_back) - (len(table.ready) - n_held_back)
             if n_wanted <= 0:
                 return

@@ -119,6 +119,7 @@ class Commands:
             table.entries[worker_id].previous_step = info = StepInfo(None, steps, None, worker_id, specs=table.specs)
             infos.append(info)
         table.begin_counting()
+        self._collector.shares = None
         self.seed = None
         return infos
 

@@ -229,6 +229,8 @@ class Recovery:
             self._table.give_up(entry, verdict.error, drop=verdict.drop)
             if verdict.drop:
                 self.events.add(events.Dropped(**who, error=verdict.error))
+            if entry.kind and all(each.error is not None for each in self._table.entries if each.kind == entry.kind):
+                self.events.add(events.KindLeftOut(**who, kind=entry.kind, why="all its workers were given up"))
             if not verdict.drop or self._table.n_dropped == len(self._table.entries):
                 entry.ignores_action = False  # a later send() raises the error
                 responses = (*responses, EnvironmentResponse(CommandName.FAILED, entry.worker_id, verdict.error))
@@ -372,7 +374,7 @@ class Recovery:
             return None
         last: Steps = {} if before is None else before.current
         if entry.batches or acts is not None:  # a worker that rests may have had no rows at all
-            behaviors = self._table.specs or last  # the workers of a test may report no specs
+            behaviors = self._table.specs_of(entry.kind) or last  # the workers of a test may report no specs
             n_acting = self._table.book.seats.n_acting_in[entry.worker_id]
             last = {name: last_rows(entry, acts) for name in behaviors if n_acting}
         old = lost(last, with_new=replacement.cause.phase != RECYCLED)

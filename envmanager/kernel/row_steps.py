@@ -42,14 +42,16 @@ class BatchStepper:
     _check_values: bool = attrs.field(kw_only=True)
     host: WorkerHost = attrs.field(init=False)
     behavior: str = attrs.field(default="default", init=False)
-    """Name of the only behavior, set by the first ``send`` or ``recv``."""
+    """Name of the only behavior, or of that of the kind that was sent or received last."""
     _spec: BehaviorSpec | None = attrs.field(default=None, init=False)
     _no_actions: dict[str, Tree] = attrs.field(factory=dict, init=False)
+    _of_kinds: dict[str, tuple[str, BehaviorSpec | None, dict[str, Tree]]] = attrs.field(factory=dict, init=False)
+    """The behavior of each kind of environments, its spec, and no actions for it. Without kinds, the key is ""."""
     _n_specs: int = attrs.field(default=-1, init=False)
     """Number of known specs when the behavior was last looked up; -1 before the first look-up."""
 
     def _find_behavior(self, *, is_begun: bool) -> None:
-        """Store the only behavior's name and spec. Raises UsageError before a reset, or if there are several behaviors.
+        """Store the name and spec of the only behavior, of each kind. Raises UsageError before a reset, or for several.
 
         At the first use after a reset (not ``is_begun``), also require one agent per env and empty ``rows_in_flight``.
         """
@@ -57,22 +59,39 @@ class BatchStepper:
         in_use = [entry for entry in self._table.entries if not entry.is_given_up]
         if any(entry.previous_step is None for entry in in_use):
             raise UsageError("send() and recv() come after reset(): call reset() first.")
-        if len(specs) > 1:
-            raise UsageError(
-                f"send() and recv() serve single-agent environments; these have the behaviors {sorted(specs)}. "
-                "Use step()."
-            )
-        behavior, spec = next(iter(specs.items())) if specs else ("default", None)
-        if not is_begun and spec is not None:
+        for kind in self._table.kinds or ("",):
+            own_specs = self._table.specs_of(kind)
+            if len(own_specs) > 1:
+                raise UsageError(
+                    f"send() and recv() serve single-agent environments; these have the behaviors {sorted(own_specs)}. "
+                    "Use step()."
+                )
+            behavior, spec = next(iter(own_specs.items())) if own_specs else (kind or "default", None)
+            self._of_kinds[kind] = behavior, spec, {} if spec is None else {behavior: zeros(spec.action, 0)}
+        if not is_begun:
             for entry in in_use:
+                behavior, spec, _ = self._of_kinds[entry.kind]
+                if spec is None:
+                    continue
                 assert entry.previous_step is not None
                 own, n_envs = entry.previous_step.current.get(behavior), len(entry.env_ids)
                 if not self._table.book.is_automatic:  # some may rest
                     n_envs = 0 if own is None else len(set(own.env_id.tolist()))
                 self._check_rows(entry, own, n_envs)
                 entry.rows_in_flight = frozenset()
-        self.behavior, self._spec, self._n_specs = behavior, spec, len(specs)
-        self._no_actions = {} if spec is None else {behavior: zeros(spec.action, 0)}
+        self._n_specs = len(specs)
+        self.behavior, self._spec, self._no_actions = next(iter(self._of_kinds.values()))
+
+    def _take_kind_of(self, entries: Sequence[Entry]) -> None:
+        """Take the behavior of the kind of these workers. Raises BadAction if they are of several kinds."""
+        kinds = dict.fromkeys(entry.kind for entry in entries)
+        if len(kinds) > 1:
+            raise BadAction(
+                f"the actions of one send() are for environments of one kind, but these are of {' and '.join(kinds)}: "
+                "send those of each kind apart, as recv() returns them. Nothing was sent."
+            )
+        for kind in kinds:
+            self.behavior, self._spec, self._no_actions = self._of_kinds[kind]
 
     def _check_rows(self, entry: Entry, steps: AgentSteps | None, n: int) -> None:
         """Raise UsageError unless ``steps`` has an acting row for each of ``n`` environments, in order if n are all."""
@@ -114,6 +133,9 @@ class BatchStepper:
         rows_of = self._env_rows
         is_all = env_ids is rows_of.all_env_ids  # as recv() gives them
         n, groups = (rows_of.n_envs, rows_of.all_groups) if is_all else rows_of.grouped(env_ids, BadAction)
+        if table.kinds:
+            self._take_kind_of([table.entries[group.worker_id] for group in groups])
+            behavior = self.behavior
         actions = checked_actions(self._spec, actions, n, "send", self._check_values, host.accepts_device_arrays)
         entries, book = table.entries, table.book
         seats = book.seats
@@ -203,6 +225,8 @@ class BatchStepper:
             may_step = rests or (is_idle and not self.host.moves_all)
             if entry.state is not _IDLE or not entry.is_nominal or not may_step:
                 continue
+            if table.kinds:
+                self._take_kind_of([entry])
             if entry.is_old and rests:
                 self._recovery.recycle(entry)
                 continue
@@ -222,6 +246,8 @@ class BatchStepper:
         table, n_envs = self._table, self._env_rows.n_envs
         if len(table.specs) != self._n_specs:
             self._find_behavior(is_begun=True)
+        if table.kinds:
+            self._take_kind_of(entries)
         book, keeper = table.book, self._recovery.keeper
         cuts: list[tuple[Entry, EnvManagerError, Sequence[int]]] = []
         parts: list[AgentSteps] = []
@@ -260,6 +286,7 @@ class BatchStepper:
             batch = Batch.of(steps, env_ids, self._zero_copy, self.host.rewrites_arrays)
         else:
             batch = self._joined(parts, entries)
+        batch.behavior = self.behavior
         if cuts:
             batch.lost[:] = np.isin(batch.env_ids, [env_id for *_, env_ids in cuts for env_id in env_ids])
         book.cuts, book.not_begun = cuts, not_begun

@@ -120,6 +120,8 @@ class Entry:
 
     worker_id: int
     env_ids: tuple[int, ...]
+    kind: str = ""
+    """Kind of its environments, which is the first part of the names of their behaviors; "" without kinds."""
     state: WorkerState = WorkerState.IDLE
     outbox: tuple[EnvironmentResponse, ...] = ()
     """Responses to deliver, in order. One or two while READY, else none."""
@@ -231,6 +233,7 @@ class Entry:
         return WorkerStats(
             self.worker_id,
             self.env_ids,
+            kind=self.kind,
             waiting=self.waiting,
             replacing=self.state is WorkerState.REPLACING or self.is_kept,
             failed=self.is_given_up,
@@ -245,8 +248,12 @@ class Entry:
 class WorkerTable:
     """The entries of one manager's workers, and the specs that their environments have reported."""
 
-    def __init__(self, blocks: Sequence[Sequence[int]]) -> None:
-        self.entries = [Entry(worker_id, tuple(env_ids)) for worker_id, env_ids in enumerate(blocks)]
+    def __init__(self, blocks: Sequence[Sequence[int]], kinds: Sequence[str] = ()) -> None:
+        """``kinds``: the kind of each worker, if there are several."""
+        named = zip(blocks, kinds or [""] * len(blocks), strict=True)
+        self.entries = [Entry(worker_id, tuple(env_ids), kind) for worker_id, (env_ids, kind) in enumerate(named)]
+        self.kinds = tuple(dict.fromkeys(kinds))
+        """Kinds of environments, in the order of their environments. Empty if they are all alike."""
         self.ready: dict[Entry, None] = {}
         """READY entries, in the order of arrival."""
         self.failures: dict[Entry, None] = {}
@@ -280,6 +287,12 @@ class WorkerTable:
         """Add the specs of a worker's behaviors. Raise SpecConflict if a behavior already has a different spec."""
         merge_specs(self.specs, specs, seen_in="a worker before it", now_in=f"worker {worker_id}")
         self.has_objects = any(spec.has_objects for spec in self.specs.values())
+
+    def specs_of(self, kind: str) -> Mapping[str, BehaviorSpec]:
+        """Return the specs of a kind of environment, by behavior; without kinds all specs."""
+        if not self.kinds:
+            return self.specs
+        return {name: spec for name, spec in self.specs.items() if name.partition("/")[0] == kind}
 
     def with_specs_learned(self, response: EnvironmentResponse) -> EnvironmentResponse:
         """Add the specs of ``response`` and return it. If a spec contradicts a known spec, return a FAILED response."""

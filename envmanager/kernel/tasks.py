@@ -90,6 +90,8 @@ class Drawing:
         """Seats that may get a task: those that rest and, with ``prefetch``, those that play."""
         self.queue: list[Drawn] = []
         """Tasks to begin again, by index."""
+        self.aside: dict[str, deque[Drawn]] = {}
+        """Tasks, by their kind, that the source gave when one for another kind of environment was looked for."""
         self.reserved: int | None = None
         """Worker in which nothing begins until all its environments rest, because a task is to begin alone there."""
         self.n_charged = 0
@@ -98,12 +100,12 @@ class Drawing:
     @property
     def has_tasks(self) -> bool:
         """Whether there is a task to draw, or may be."""
-        return bool(not self.is_exhausted or self.given or self.queue)
+        return bool(not self.is_exhausted or self.given or self.queue or any(self.aside.values()))
 
     @property
     def may_give(self) -> bool:
         """Whether ``assign`` may find a task for a seat that is free."""
-        waits = self.is_paused and self._seats.n_active and not self.queue
+        waits = self.is_paused and self._seats.n_active and not (self.queue or self.aside)
         return bool(self.free) and self.has_tasks and not waits
 
     def prepare(self, attempts: int, prefetch: bool | None) -> None:
@@ -122,6 +124,11 @@ class Drawing:
         if self.n_charged or self.queue:
             for seat in seats:
                 self._assign_with_care(seat)
+        elif self._table.kinds:
+            for seat in seats:
+                drawn = self._next_for(seat)
+                if drawn is not None:
+                    self.come(seat, drawn)
         else:
             self._ask(seats)
             for seat in seats:
@@ -135,8 +142,11 @@ class Drawing:
         bisect.insort(self.queue, drawn, key=lambda each: each.index)
 
     def checked(self, task: Task) -> Drawn:
-        """Return a task that has no number yet. Raises an error if its options, actions or calls cannot be sent."""
-        drawn, host = Drawn(-1, task), self._recovery.host
+        """Return a task that has no number yet. Raises an error for an unknown kind, and if it cannot be sent."""
+        drawn, host, kinds = Drawn(-1, task), self._recovery.host, self._table.kinds
+        if task.kind is not None and task.kind not in kinds:
+            known = f"the kinds are {', '.join(kinds)}" if kinds else "these environments have no kinds: leave it out"
+            raise UsageError(f"there is no kind of environment {task.kind!r} for a task; {known}. Nothing was begun.")
         if task.options is not None:
             host.check_can_travel(task.options)
         if task.actions is not None or task.calls:
@@ -147,9 +157,11 @@ class Drawing:
                     "environments, not a vector of them, PettingZoo's, dm_env's, or an Environment with can_rest. "
                     "Nothing was begun."
                 )
-            drawn.actions = {}
+            if kinds and task.kind is None:
+                raise UsageError(f"a task with actions needs its kind, one of {', '.join(kinds)}. Nothing was begun.")
+            drawn.actions, specs = {}, self._table.specs_of(task.kind or "")
             if task.actions is not None:
-                drawn.actions = actions_by_behavior(self._table.specs, task.actions, "the actions of a task")
+                drawn.actions = actions_by_behavior(specs, task.actions, "the actions of a task")
             if self._table.has_objects or task.calls:
                 host.check_can_travel((drawn.actions, task.calls))
         return drawn
@@ -175,18 +187,19 @@ class Drawing:
             return
         rests = seat.state is SeatState.RESTS
         is_alone = rests and all(other.state is SeatState.RESTS for other in others)
-        suspects = [drawn for drawn in self.queue if self._is_suspect(drawn)]
+        kind = self._table.entries[seat.worker_id].kind
+        queue = [drawn for drawn in self.queue if drawn.task.kind in (None, kind)]
+        suspects = [drawn for drawn in queue if self._is_suspect(drawn)]
         drawn = None
         if suspects and (is_alone or self.reserved in (None, seat.worker_id)):
             self.reserved = None if is_alone else seat.worker_id
             drawn = suspects[0] if is_alone else None
-        elif self.queue and rests:  # what was lost begins at once, so that its next loss is charged to it
-            drawn = next((each for each in self.queue if not self._is_suspect(each)), None)
+        elif queue and rests:  # what was lost begins at once, so that its next loss is charged to it
+            drawn = next((each for each in queue if not self._is_suspect(each)), None)
         if drawn is not None:
             self.queue.remove(drawn)
-        elif self.reserved != seat.worker_id and (not self.queue or (suspects and rests)):
-            self._ask([seat])
-            drawn = self._next()
+        elif self.reserved != seat.worker_id and (not queue or (suspects and rests)):
+            drawn = self._next_for(seat)
         if drawn is not None:
             self.come(seat, drawn)
 
@@ -206,6 +219,22 @@ class Drawing:
                 self.n_given += len(given) - n_given
                 if self.is_exhausted or given[-1] is None:
                     return
+
+    def _next_for(self, seat: Seat) -> Drawn | None:
+        """Return the next task that may begin in a seat, or None. Tasks of other kinds that come before are put aside.
+
+        Of a source without a known end, no more are put aside than there are environments.
+        """
+        kind = self._table.entries[seat.worker_id].kind
+        if self.aside.get(kind):
+            return self.aside[kind].popleft()
+        while self.is_finite or sum(map(len, self.aside.values())) < self._seats.n_envs:
+            self._ask([seat])
+            drawn = self._next()
+            if drawn is None or drawn.task.kind in (None, kind):
+                return drawn
+            self.aside.setdefault(drawn.task.kind, deque()).append(drawn)
+        return None
 
     def _next(self) -> Drawn | None:
         """Return the next of the tasks that the source has given, or None if there is none."""
@@ -280,7 +309,8 @@ class TaskBook:
 
         Each task that was drawn is here or in ``results``.
         """
-        env_ids: dict[int, int | None] = dict.fromkeys([drawn.index for drawn in self._drawing.queue])
+        waiting = itertools.chain(self._drawing.queue, *self._drawing.aside.values())
+        env_ids: dict[int, int | None] = dict.fromkeys([drawn.index for drawn in waiting])
         env_ids.update((drawn.index, seat.env_id) for seat in self.seats.all for drawn in seat.tasks)
         return dict(sorted(env_ids.items()))
 
@@ -319,11 +349,25 @@ class TaskBook:
         for entry in list(unusual):
             if entry.error is not None and not entry.outbox:
                 self.lose(entry, entry.error)
+        if self._table.kinds and (drawing.queue or drawing.aside):
+            self._give_up_hopeless()
         if self.untold:
             self.tell()
         if drawing.may_give:
             free = [(seat, entries[seat.worker_id]) for seat in drawing.free]
             drawing.assign([seat for seat, own in free if own.state is _IDLE and not own.is_old and own not in unusual])
+
+    def _give_up_hopeless(self) -> None:
+        """Give up the tasks of kinds of environments of which no worker is left."""
+        drawing, entries = self._drawing, self._table.entries
+        alive = {None, *(entry.kind for entry in entries if entry.error is None)}
+        hopeless = [drawn for drawn in drawing.queue if drawn.task.kind not in alive]
+        drawing.queue = [drawn for drawn in drawing.queue if drawn.task.kind in alive]
+        for kind in drawing.aside.keys() - alive:
+            hopeless += drawing.aside.pop(kind)
+        for drawn in hopeless:
+            entry = next(each for each in entries if each.kind == drawn.task.kind)
+            self._give_up(self.seats.of_worker[entry.worker_id][0], drawn, entry.error or EnvManagerError())
 
     def draw_first(self) -> None:
         """Assign the first tasks to all environments, before a reset. Raises the errors of the source."""
@@ -373,6 +417,10 @@ class TaskBook:
         for seat, task in zip(seats, tasks, strict=True):
             entry = self._table.entries[seat.worker_id]
             entry.require_alive()
+            if entry.kind and task.kind not in (None, entry.kind):
+                raise UsageError(
+                    f"env {seat.env_id} is of the kind {entry.kind}, and the task of {task.kind}. Nothing was begun."
+                )
             if seat.state in (SeatState.PLAYS, SeatState.CUT) and not may_cut and len(entry.env_ids) > 1:
                 raise UsageError(
                     f"env {seat.env_id} plays, and the environments of its worker move together: begin an episode "
@@ -677,6 +725,7 @@ class TaskBook:
             "results": list(self._results) if drawing.is_finite else [],
             "drawing": {name: getattr(drawing, name) for name in _OF_DRAWING},
             "given": list(drawing.given),
+            "aside": {kind: list(waiting) for kind, waiting in drawing.aside.items()},
             "prefetch": drawing.prefetch,
             "free": [seat.env_id for seat in drawing.free],
             "source": drawing.source.state() if has_place else None,
@@ -694,6 +743,7 @@ class TaskBook:
         self.untold.extend(state["untold"])
         self._results.extend(state["results"])
         drawing.given, drawing.prefetch = deque(state["given"]), state["prefetch"]
+        drawing.aside = {kind: deque(waiting) for kind, waiting in state["aside"].items()}
         drawing.free = dict.fromkeys(self.seats.all[env_id] for env_id in state["free"])
         if state["source"] is not None:
             drawing.source.restore(state["source"])

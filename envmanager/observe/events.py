@@ -257,6 +257,19 @@ class Dropped(Event):
 
 
 @attrs.frozen(kw_only=True)
+class KindLeftOut(Event):
+    """Event: no worker of one kind of environments is left, or they fail so often that the others go on without it."""
+
+    LEVEL = logging.WARNING
+
+    kind: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"the other kinds of environments go on without {self.kind!r}: {self.why}"
+
+
+@attrs.frozen(kw_only=True)
 class TaskLost(Event):
     """Event: the episode of task ``index`` was lost with its worker, or could not begin with the task's actions.
 

@@ -71,6 +71,8 @@ class WorkerStats:
     """
     node: str = ""
     """Host of a worker on a cluster; else empty."""
+    kind: str = ""
+    """Kind of its environments, if the manager has several kinds; else empty."""
 
 
 @attrs.frozen

@@ -241,4 +241,5 @@ def position(path: str | Path, env_id: int, step: int, *, trust: bool = False) -
     taken = joined_actions([begin.actions, *actions])
     if taken is not None and len(specs_of(path)) == 1:
         (taken,) = taken.values()
-    return Task(begin.seed, begin.options, None, taken, calls=calls)
+    kinds = about(path).get("kinds")
+    return Task(begin.seed, begin.options, None, taken, calls=calls, kind=kinds[place.worker_id] if kinds else None)

@@ -396,13 +396,19 @@ def episodes_for(
     lessons.
     """
     if manager.begins_on_demand and (curriculum is not None or manager.ends_episodes):
-        return {"tasks": tasks_for(n_episodes, seed, curriculum)}
+        return {"tasks": tasks_for(n_episodes, seed, curriculum, manager.kinds)}
     return {"episodes_per_env": shares(n_episodes, manager.n_envs), "config": {"seed": seed}}
 
 
-def tasks_for(n_episodes: int, seed: int | None, curriculum: Curriculum | None = None) -> list[Task]:
-    """Return ``n_episodes`` tasks that ``seed`` determines, with the values of the last lessons of ``curriculum``."""
-    return seeded([Task()] * n_episodes if curriculum is None else curriculum.final_tasks(n_episodes), seed)
+def tasks_for(
+    n_episodes: int, seed: int | None, curriculum: Curriculum | None = None, kinds: Sequence[str] = ()
+) -> list[Task]:
+    """Return ``n_episodes`` tasks that ``seed`` determines, with the values of the last lessons of ``curriculum``.
+
+    ``kinds``: those of the environments, if there are several, which get the tasks in turn.
+    """
+    tasks = seeded([Task()] * n_episodes if curriculum is None else curriculum.final_tasks(n_episodes), seed)
+    return [attrs.evolve(task, kind=kinds[place % len(kinds)]) for place, task in enumerate(tasks)] if kinds else tasks
 
 
 def seeded(tasks: Sequence[Task], seed: int | None) -> list[Task]:
@@ -623,7 +629,7 @@ def options_for(options: ManagerOptions, manager: EnvManager, *, n_episodes: int
             "training.evaluate_every needs a second game for its evaluations, but engine.attach gives only one: leave "
             "out one of the two."
         )
-    n_envs = min(options.n_envs, n_episodes)
+    n_envs = options.n_envs if manager.kinds else min(options.n_envs, n_episodes)
     n_workers = None if kind == "asyncio" else options.n_workers  # there, each environment is a worker
     if n_workers == "auto" or options.kind == "auto":
         n_workers = count_cores()

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 import numpy as np
 
+from envmanager.adapters.kinds import count_kinds
 from envmanager.data.casting import cast_without_loss
 from envmanager.data.specs import ArraySpec, BehaviorSpec, SpecMismatch, as_array, check_structure, describe_value
 from envmanager.data.steps import ActionInfo, AgentSteps
@@ -198,7 +199,7 @@ class SavedTraining:
         chosen = {name: value for name, value in (("env", env), ("kind", kind)) if value is not None}
         where = f"{self.path / STATE}: parts.controller.plan.manager"
         options = structure(ManagerOptions, {**(saved or {}), **chosen}, where=where)
-        if env is None:
+        if env is None and isinstance(options.env, str):
             options = attrs.evolve(options, env=self._from_here(options.env))
         if options.engine is not None and isinstance(options.engine.get("binary"), str):
             binary = self._from_here(options.engine["binary"])
@@ -289,7 +290,12 @@ def _named(name: str, there: Iterable[Path]) -> Path | None:
 
 
 def with_n_envs(options: ManagerOptions, n_envs: int) -> ManagerOptions:
-    """Return ``options`` with ``n_envs`` environments, and with fewer workers and local environments if necessary."""
+    """Return ``options`` with ``n_envs`` environments, and with fewer workers and local environments if necessary.
+
+    Several kinds of environments stay as many as they are.
+    """
+    if count_kinds(options.env) is not None:
+        return options
     n_workers, local_envs = options.n_workers, options.local_envs
     if isinstance(local_envs, int):
         local_envs = min(local_envs, n_envs - 1)

@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import attrs
 
+from envmanager.adapters.kinds import count_kinds
 from envmanager.adapters.other_names import other_names
 from envmanager.errors import ConfigError, UsageError
 from envmanager.importing import nearest
@@ -91,7 +92,7 @@ class TrainingOptions:
 
 
 def _require_environment(_: Any, __: attrs.Attribute[Any], manager: Mapping[str, Any]) -> None:
-    if not isinstance(manager.get("env"), str):
+    if not isinstance(manager.get("env"), str | list):
         raise UsageError(f"manager.env should be the name of an environment, but is {manager.get('env')!r}.")
 
 
@@ -99,7 +100,7 @@ def _require_environment(_: Any, __: attrs.Attribute[Any], manager: Mapping[str,
 class SavedPlan:
     """The part of a TrainingPlan saved in checkpoints, as JSON data, without the manager options in ``NOT_TOLD``.
 
-    ``manager`` is None if the environment was not named by a string. ``directory`` is the working directory of the
+    ``manager`` is None if the environments were not named by strings. ``directory`` is the working directory of the
     training, to which paths in the environment's name are relative.
     """
 
@@ -171,7 +172,8 @@ class TrainingPlan:
         """Return the plan to save in checkpoints; None if JSON cannot hold it or the working directory was deleted."""
         try:
             manager = None
-            if isinstance(self.manager.env, str):
+            env = self.manager.env
+            if all(isinstance(each, str) for each in ([own.env for own in env] if count_kinds(env) else [env])):
                 manager = attrs.asdict(live(self.manager), filter=lambda field, _: field.name not in NOT_TOLD)
             told = {"manager": manager, "trainers": dict(self.trainers), "directory": os.getcwd()}
             told["parameters"] = dict(self.training.parameters)
