@@ -80,18 +80,21 @@ class Turns:
             if len(env.agents) >= n_agents:
                 what = f"the agents after step(None) of agent {agent!r}, which has ended"
                 raise SpecMismatch(what, f"{n_agents - 1}", f"{len(env.agents)}; call _was_dead_step(action) in step()")
-        for agent in env.agents:
+        for agent in dict.fromkeys([*env.agents, *before]):
             if agent not in told:
-                info = env.infos.get(agent, {})
-                told[agent] = self._observed(agent, env.observe(agent), info), 0.0, False, False, info
-        for agent in before:
-            if agent not in told:  # removed by the environment itself, though nothing has told the agent of its end
-                ends = [flags.get(agent, False) for flags in (env.terminations, env.truncations)]
-                if not any(ends):
-                    raise SpecMismatch(f"terminated or truncated of agent {agent!r}", "true, as it left", "false")
-                reward, info = env._cumulative_rewards.get(agent, 0.0), env.infos.get(agent, {})
-                told[agent] = self._observed(agent, env.observe(agent), info), reward, *ends, info
+                told[agent] = self._told_without_turn(agent)
         return tuple({agent: entry[part] for agent, entry in told.items()} for part in range(5))
+
+    def _told_without_turn(self, agent: Any) -> tuple[Any, ...]:
+        """Return what an agent sees that waits, or the end of one that the environment has removed by itself."""
+        env, reward, ends = self.env, 0.0, [False, False]
+        if agent not in env.agents:
+            reward = env._cumulative_rewards.get(agent, 0.0)
+            ends = [flags.get(agent, False) for flags in (env.terminations, env.truncations)]
+            if not any(ends):
+                raise SpecMismatch(f"terminated or truncated of agent {agent!r}", "true, as it left", "false")
+        obs, info = env.observe(agent), env.infos.get(agent, {})
+        return self._observed(agent, obs, info), reward, *ends, info
 
     def _observed(self, agent: Any, obs: Any, info: Any) -> Any:
         """Return a copy of ``obs``, because the environment may reuse its arrays for the next agent."""

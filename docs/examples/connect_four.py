@@ -1,0 +1,60 @@
+"""Connect four, played in turns by two behaviors that learn against each other (PPO with masks of legal moves).
+
+    pip install 'envmanager[pettingzoo,torch]' pygame-ce
+    python docs/examples/connect_four.py
+
+Afterwards each plays 500 games against random legal moves, which do not depend on what the two know of each other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any
+
+import torch
+from pettingzoo.classic.connect_four.connect_four import env
+
+from envmanager import RandomPolicy, Task, make_manager
+from envmanager.adapters.pettingzoo import ParallelEnvironment
+from envmanager.training.algorithms.ppo import PPO, PPOOptions
+from envmanager.training.controller import TrainerController
+from envmanager.training.evaluation import evaluate
+
+OPTIONS = PPOOptions(
+    rollout=2048, epochs=4, minibatch=256, learning_rate=1e-3, hidden=(128, 128), gamma=0.99, entropy_coefficient=0.02
+)
+
+
+def game() -> Any:
+    """Without ``behavior_of`` both players would be of one behavior, because their spaces are equal."""
+    return ParallelEnvironment(env(), behavior_of={"player_0": "first", "player_1": "second"})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--steps", type=int, default=200_000, help="moves of both players")
+    parser.add_argument("--games", type=int, default=500, help="games of each player against random moves")
+    parser.add_argument("--manager", default="subprocess", choices=["simple", "subprocess"])
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    torch.manual_seed(arguments.seed)
+    torch.set_num_threads(1)
+    workers = {"n_workers": 2} if arguments.manager == "subprocess" else {}
+    options = {"kind": arguments.manager, "n_envs": 32, "wait": "all", "seed": arguments.seed, **workers}
+    with make_manager(options, game) as manager:
+        specs = manager.behavior_specs
+        trainers = {name: PPO(name, spec, OPTIONS, device="cpu") for name, spec in specs.items()}
+        began = time.perf_counter()
+        TrainerController(manager, trainers).train(arguments.steps)
+        print(f"{arguments.steps:,} moves in {time.perf_counter() - began:.0f} s")
+        for name, trainer in trainers.items():
+            players = {other: RandomPolicy(spec, seed=1) for other, spec in specs.items()}
+            tasks = [Task(seed=number) for number in range(arguments.games)]
+            played = evaluate(manager, {**players, name: trainer.greedy_policy()}, tasks=tasks)
+            won = [total == 1 for total in played.returns_of[name]]
+            print(f"{name}: wins {sum(won) / len(won):.1%} of {len(won)} games against random moves")
+
+
+if __name__ == "__main__":
+    main()
