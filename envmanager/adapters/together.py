@@ -26,7 +26,7 @@ class Together(Texts):
         self._is_text = "textarena.core.Env" in base_names(env)
         super().__init__(Game(env) if self._is_text else turns_of(env))
         self._reset = Resetter(self.env)
-        self._turns = None if self._is_text else game_of_turns(env)
+        self._turns = None if self._is_text else game_of_turns(self.env)
 
     def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> Any:
         """Begin an episode. Return what the agents see that act first."""
