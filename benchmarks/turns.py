@@ -141,6 +141,8 @@ def compare(name: str, kind: str, n_episodes: int) -> str:
     numbers, space = list(env.possible_agents), env.action_space(env.possible_agents[0])
     n_moves = n_rows = n_ends = n_wrong = 0
     began = time.perf_counter()
+    one: Rows
+    other: Rows
     for one, other in zip_longest(direct(env, seeds, debts), managed(kind, name, numbers, space, seeds), fillvalue={}):
         n_moves += any(row[0] for row in one.values())
         n_rows += len(one)
