@@ -105,7 +105,7 @@ def managed(kind: str, name: str, numbers: list[Any], space: Any, seeds: range) 
         infos = manager.reset(tasks=[Task(seed=seed) for seed in seeds])
         while True:
             for info in infos:
-                rows = _rows(info, numbers)
+                rows = rows_of(info, numbers)
                 if rows:
                     yield rows
             if manager.tasks.done:
@@ -113,7 +113,7 @@ def managed(kind: str, name: str, numbers: list[Any], space: Any, seeds: range) 
             infos = manager.step()
 
 
-def _rows(info: StepInfo, numbers: list[Any]) -> Rows:
+def rows_of(info: StepInfo, numbers: list[Any]) -> Rows:
     rows: Rows = {}
     for steps in info.current.values():
         ended, final = steps.ended, iter(range(len(steps)))
