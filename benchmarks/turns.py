@@ -37,7 +37,10 @@ GAMES: dict[str, tuple[str, dict[str, Any]]] = {
     "texas_holdem_no_limit": ("classic.rlcard_envs.texas_holdem_no_limit", {"num_players": 3}),
     "tictactoe": ("classic.tictactoe.tictactoe", {}),
     "cooperative_pong": ("butterfly.cooperative_pong.cooperative_pong", {"max_cycles": 60}),
-    "knights_archers_zombies": ("butterfly.knights_archers_zombies.knights_archers_zombies", {"max_cycles": 400}),
+    "knights_archers_zombies": (
+        "butterfly.knights_archers_zombies.knights_archers_zombies",
+        {"num_archers": 1, "num_knights": 1, "max_cycles": 250},
+    ),
     "pistonball": ("butterfly.pistonball.pistonball", {"n_pistons": 4, "max_cycles": 20}),
 }
 """Module in PettingZoo and arguments, by game."""
