@@ -25,7 +25,7 @@ from envmanager.training.controller import TrainerController
 from envmanager.training.evaluation import evaluate
 
 OPTIONS = PPOOptions(
-    rollout=2048, epochs=4, minibatch=256, learning_rate=1e-3, hidden=(128, 128), gamma=0.97, entropy_coefficient=0.03
+    rollout=1024, epochs=8, minibatch=256, learning_rate=1e-3, hidden=(128, 128), gamma=0.97, entropy_coefficient=0.03
 )
 PLAYERS = {"player_0": "first", "player_1": "second"}
 """Behaviors. Without names, both players would be of one behavior, because their spaces are equal."""
@@ -57,10 +57,10 @@ def game() -> Any:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--steps", type=int, default=160_000, help="moves of both players")
+    parser.add_argument("--steps", type=int, default=120_000, help="moves of both players")
     parser.add_argument("--games", type=int, default=500, help="games of each player against random moves")
     parser.add_argument("--manager", default="subprocess", choices=["simple", "subprocess"])
-    parser.add_argument("--workers", type=int, default=2, help="processes of --manager subprocess")
+    parser.add_argument("--workers", type=int, default=3, help="processes of --manager subprocess")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     torch.manual_seed(arguments.seed)
