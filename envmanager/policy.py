@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from envmanager.data.specs import ArraySpec, BehaviorSpec
+from envmanager.data.specs import ACTION_MASK, ArraySpec, BehaviorSpec
 from envmanager.data.steps import ActionInfo, AgentSteps
 from envmanager.data.trees import build, leaves
 from envmanager.errors import UsageError
@@ -29,6 +29,7 @@ class RandomPolicy:
 
     Each agent has its own generator. Actions depend on the seed, the ``agent_id`` and the agent's number of steps, but
     not on the number of workers or the order of responses. Action values are uniform, or normal for unbounded floats.
+    If observations have action masks, only what these allow is drawn, or anything where they allow nothing.
     Raises UsageError for actions that are objects, because no spec says which objects are valid.
     """
 
@@ -49,6 +50,10 @@ class RandomPolicy:
         self._generators: dict[int, np.random.Generator] = {}
         self._ahead: dict[int, Any] = {}
         """Iterator over the next actions of each agent. Drawing many at once is faster."""
+        mask = spec.observation.get(ACTION_MASK) if isinstance(spec.observation, dict) else None
+        choices = _choices_of(self._leaf_specs, self._ranges) if isinstance(mask, ArraySpec) else []
+        is_mask = isinstance(mask, ArraySpec) and mask.shape == (sum(n for *_, n in choices),)
+        self._choices = choices if is_mask else []
 
     def get_action(self, steps: AgentSteps) -> ActionInfo:
         """Return a random action for each row of ``steps``."""
@@ -57,7 +62,18 @@ class RandomPolicy:
             drawn = next(self._ahead.get(agent_id, iter(())), None) or self._draw_ahead(agent_id)
             for column, value in zip(columns, drawn):  # noqa: B905  # strict=True would be slower
                 column[row] = value
+            if self._choices:
+                numbers = [column.reshape(len(steps), -1)[row] for column in columns]
+                self._obey(steps.obs[ACTION_MASK][row], numbers, self._generators[agent_id])
         return ActionInfo(build(self.spec.action, columns))
+
+    def _obey(self, mask: np.ndarray, numbers: list[np.ndarray], generator: np.random.Generator) -> None:
+        """Draw those of an action's ``numbers`` again that ``mask`` forbids. A number without a choice is left."""
+        start = 0
+        for leaf, place, low, n in self._choices:
+            allowed, start = np.flatnonzero(mask[start : start + n]), start + n
+            if len(allowed) and int(numbers[leaf][place]) - low not in allowed:
+                numbers[leaf][place] = low + int(generator.choice(allowed))
 
     def _draw_ahead(self, agent_id: int) -> tuple[Any, ...]:
         """Draw about 128 numbers for an agent's next actions. Return the first action; store the rest in ``_ahead``."""
@@ -75,6 +91,16 @@ class RandomPolicy:
                 drawn.append(np.clip(generator.standard_normal(shape), low, high).astype(spec.dtype))
         self._ahead[agent_id] = zip(*drawn, strict=True)
         return next(self._ahead[agent_id], ())
+
+
+def _choices_of(specs: list[ArraySpec], ranges: list[tuple[Any, Any]]) -> list[tuple[int, int, int, int]]:
+    """Return each whole number of an action: the index of its leaf, its place there, its least value, its choices."""
+    choices = []
+    for leaf, (spec, bounds) in enumerate(zip(specs, ranges, strict=True)):
+        if spec.dtype.kind in "biu":
+            lows, highs = (np.broadcast_to(bound, spec.shape).reshape(-1).tolist() for bound in bounds)
+            choices += [(leaf, k, int(low), int(highs[k]) - int(low) + 1) for k, low in enumerate(lows)]
+    return choices
 
 
 def range_of(spec: ArraySpec) -> tuple[Any, Any]:

@@ -27,6 +27,8 @@ from envmanager.errors import UsageError
 ADAPTERS = {
     "gymnasium.core.Env": "envmanager.adapters.gymnasium:GymnasiumEnvironment.wrap",
     "pettingzoo.utils.env.ParallelEnv": "envmanager.adapters.pettingzoo:ParallelEnvironment",
+    "pettingzoo.utils.env.AECEnv": "envmanager.adapters.pettingzoo:ParallelEnvironment",
+    "envmanager.adapters.turns.Turns": "envmanager.adapters.pettingzoo:ParallelEnvironment",
     "dm_env._environment.Environment": "envmanager.adapters.dm_env:DmEnvironment",
     "textarena.core.Env": "envmanager.adapters.texts:TextEnvironment",
     "gem.core.Env": "envmanager.adapters.texts:TextEnvironment",
@@ -41,7 +43,7 @@ VECTORS = {
 }
 """Import names of the adapters for vector environments, by the name of the base class that each wraps."""
 
-ENVIRONMENTS = {*ADAPTERS, *VECTORS, "pettingzoo.utils.env.AECEnv", "envmanager.environment.Environment"}
+ENVIRONMENTS = {*ADAPTERS, *VECTORS, "envmanager.environment.Environment"}
 """Names of the base classes by which ``innermost`` recognizes environments."""
 
 
@@ -59,7 +61,7 @@ def _foreign_advice(subject: Any) -> str:
     if any(inspect.iscoroutinefunction(getattr(subject, method)) for method in ("reset", "step")):
         return f"the methods of its class {name} are coroutines, which run with kind: asyncio (AsyncioEnvManager)"
     if hasattr(subject, "possible_agents"):
-        missing = "the methods of a PettingZoo environment: let it derive from pettingzoo.ParallelEnv"
+        missing = "the methods of a PettingZoo environment: let it derive from pettingzoo.ParallelEnv or AECEnv"
     elif hasattr(subject, "observation_spec"):
         missing = "the methods of a dm_env environment: let it derive from dm_env.Environment"
     elif "seed" in parameters_of(subject.reset)[0]:
@@ -74,7 +76,7 @@ def _foreign_advice(subject: Any) -> str:
 
 _OPEN_SPIEL = (
     "it is a game of OpenSpiel, with states and players of its own: shimmy's OpenSpielCompatibilityV0 makes an AECEnv "
-    "of a game, and pettingzoo.utils.conversions.turn_based_aec_to_parallel a ParallelEnv of that"
+    "of a game, and envmanager.adapters.turns.Turns(env, mask_from_info=True) has its masks in the observations"
 )
 UNSUPPORTED = {
     "gym.vector.vector_env.VectorEnv": "it is a vector of the old gym package: write a gymnasium.vector.VectorEnv that "
@@ -88,7 +90,7 @@ UNSUPPORTED = {
         "it is a vector environment: pass the function that makes it to a manager as env_factory, with n_envs=num_envs",
     ),
 }
-"""Advice for the user, by the name of a base class that ``as_environment`` refuses; AECEnv has its own."""
+"""Advice for the user, by the name of a base class that ``as_environment`` refuses."""
 
 
 def _entry_for(subject: Any, table: Mapping[str, str]) -> str | None:
@@ -100,7 +102,7 @@ def as_environment(subject: Any) -> Environment:
 
     Args:
         subject: An environment of Gymnasium, PettingZoo, dm_env, ML-Agents, TextArena or GEM, or an Environment. For
-            any other object, a vector environment and a PettingZoo AECEnv, UsageError is raised.
+            any other object and a vector environment, UsageError is raised.
     """
     if isinstance(subject, Environment):
         return subject
@@ -108,16 +110,11 @@ def as_environment(subject: Any) -> Environment:
     if adapter is not None:
         return pkgutil.resolve_name(adapter)(subject)  # type: ignore[no-any-return]
     advice = _entry_for(subject, UNSUPPORTED)
-    if "pettingzoo.utils.env.AECEnv" in base_names(subject):
-        metadata = getattr(subject, "metadata", None)
-        is_parallel = isinstance(metadata, Mapping) and metadata.get("is_parallelizable", False)
-        name = "aec_to_parallel" if is_parallel else "turn_based_aec_to_parallel"
-        advice = f"it is a PettingZoo AECEnv: turn it into a ParallelEnv with pettingzoo.utils.conversions.{name}"
     raise UsageError(
-        f"{advice or _foreign_advice(subject)}. An environment is a gymnasium.Env, a PettingZoo ParallelEnv, a "
-        "dm_env Environment, an ML-Agents BaseEnv, an Env of TextArena or GEM, or an envmanager.Environment. A factory "
-        "may also return a gymnasium VectorEnv or an EnvPool, for all environments of a worker. With kind: asyncio, "
-        "any object with the methods reset(*, seed, options) and step(action) is one."
+        f"{advice or _foreign_advice(subject)}. An environment is a gymnasium.Env, a PettingZoo ParallelEnv or "
+        "AECEnv, a dm_env Environment, an ML-Agents BaseEnv, an Env of TextArena or GEM, or an "
+        "envmanager.Environment. A factory may also return a gymnasium VectorEnv or an EnvPool, for all environments "
+        "of a worker. With kind: asyncio, any object with the methods reset(*, seed, options) and step(action) is one."
     )
 
 

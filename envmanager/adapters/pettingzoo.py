@@ -1,4 +1,4 @@
-"""Adapter for PettingZoo's ParallelEnv, an environment with a changing set of agents.
+"""Adapter for PettingZoo's ParallelEnv and AECEnv, environments with a changing set of agents.
 
 The rule: an agent that acted always has a row with the result of its action, even in a step in which it leaves or a new
 episode begins.
@@ -13,9 +13,11 @@ from typing import Any
 import attrs
 import numpy as np
 
+from envmanager.adapters.names import base_names
 from envmanager.adapters.resets import Resetter
 from envmanager.adapters.rows import RowReader, check_info, flag, groups_of_equals, real_number, stack_rows
 from envmanager.adapters.spaces import behavior_spec, row_reader
+from envmanager.adapters.turns import Turns
 from envmanager.data.casting import Casting
 from envmanager.data.specs import BehaviorSpec, BehaviorSpecs, SpecMismatch, describe_value
 from envmanager.data.steps import AgentSteps, Steps
@@ -27,21 +29,22 @@ Agent = Any
 
 
 class ParallelEnvironment(Environment):
-    """A PettingZoo ParallelEnv as an Environment. Agents with equal spaces form one behavior.
+    """A PettingZoo ParallelEnv or AECEnv as an Environment. Agents with equal spaces form one behavior.
 
     A single behavior is called ``"default"``. Several behaviors are named after their agents, without numbers
     (``speaker_0`` → ``"speaker"``; see ``name_behaviors``). ``behavior_of``, a mapping or function from agent name to
     behavior, replaces this grouping. An environment without ``possible_agents`` has the behaviors of the agents that
     have appeared so far.
 
-    If PettingZoo's ``turn_based_aec_to_parallel`` made the ParallelEnv, all agents have rows, but only the agent whose
-    turn it is needs an action. If an agent joins in the reset after an episode, its ``info`` comes from that reset.
+    In an AECEnv a step is the move of one agent: all agents have rows, but only the agent whose turn it is needs an
+    action; see ``Turns``. The same holds for a ParallelEnv that PettingZoo's ``turn_based_aec_to_parallel`` made. If an
+    agent joins in the reset after an episode, its ``info`` comes from that reset.
     """
 
     can_rest = True
 
     def __init__(self, env: Any, behavior_of: Mapping[Agent, str] | Callable[[Agent], str] | None = None) -> None:
-        self._env = env
+        self._env = env = turns_of(env)
         self._reset = Resetter(env)
         self.casting: Casting = Casting()
         self._behavior_of = behavior_of.__getitem__ if isinstance(behavior_of, Mapping) else behavior_of
@@ -68,6 +71,10 @@ class ParallelEnvironment(Environment):
     @property
     def wrapped(self) -> Any:
         return self._env
+
+    @property
+    def subject(self) -> Any:
+        return self._env.env if isinstance(self._env, Turns) else self._env
 
     def reset(self, *, seeds: Sequence[int | None], options: Mapping[str, Any] | None) -> Steps:
         self._options = None if options is None else dict(options)
@@ -208,9 +215,16 @@ _OF_TURNS = "turn_based_aec_to_parallel_wrapper"
 _MOST_WRAPPERS = 32
 
 
+def turns_of(env: Any) -> Any:
+    """Return an AECEnv as Turns, and any other environment unchanged."""
+    return Turns(env) if "pettingzoo.utils.env.AECEnv" in base_names(env) else env
+
+
 def game_of_turns(env: Any) -> Any:
-    """Return the AECEnv inside ``env`` if PettingZoo's ``turn_based_aec_to_parallel`` converted it, else None."""
+    """Return the AECEnv inside ``env`` if Turns or ``turn_based_aec_to_parallel`` converted it, else None."""
     for _ in range(_MOST_WRAPPERS):
+        if isinstance(env, Turns):
+            return env.env
         if any(cls.__name__ == _OF_TURNS for cls in type(env).__mro__):
             return env.aec_env
         env = getattr(env, "__dict__", {}).get("env")

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 
 from envmanager.adapters.names import base_names
-from envmanager.adapters.pettingzoo import game_of_turns
+from envmanager.adapters.pettingzoo import game_of_turns, turns_of
 from envmanager.adapters.resets import Resetter
 from envmanager.adapters.texts import Game, Texts
 from envmanager.errors import UsageError
 
 
 class Together(Texts):
-    """A wrapper of a PettingZoo ParallelEnv or a game of TextArena, for managers of all kinds and their pools.
+    """A wrapper of a PettingZoo environment or a game of TextArena, for managers of all kinds and their pools.
 
     An observation has what each agent sees that is to act next, and an action what each of them does, both by agent. In
     games of turns that is one agent. The reward is the sum over all; ``info`` has ``rewards``, ``terminated`` and
@@ -24,9 +24,9 @@ class Together(Texts):
 
     def __init__(self, env: Any) -> None:
         self._is_text = "textarena.core.Env" in base_names(env)
-        super().__init__(Game(env) if self._is_text else env)
+        super().__init__(Game(env) if self._is_text else turns_of(env))
         self._reset = Resetter(self.env)
-        self._turns = None if self._is_text else game_of_turns(env)
+        self._turns = None if self._is_text else game_of_turns(self.env)
 
     def reset(self, *, seed: int | None = None, options: Mapping[str, Any] | None = None) -> Any:
         """Begin an episode. Return what the agents see that act first."""
@@ -54,7 +54,7 @@ class Together(Texts):
     def _seen(self, obs: Any) -> dict[Any, Any]:
         if self._is_text:
             seen = dict([obs])
-        elif self._turns is not None:
+        elif self._turns is not None and self.env.agents:
             seen = {agent: each for agent, each in obs.items() if agent == self._turns.agent_selection}
         else:
             seen = {agent: obs[agent] for agent in self.env.agents or obs}
@@ -66,6 +66,7 @@ class Together(Texts):
         self.env.close()
 
 
-def if_parallel(env: Any) -> Any:
-    """Return a PettingZoo ParallelEnv wrapped in Together, and any other environment unchanged. A wrapper too."""
-    return Together(env) if "pettingzoo.utils.env.ParallelEnv" in base_names(env) else env
+def if_several(env: Any) -> Any:
+    """Return a PettingZoo environment wrapped in Together, and any other environment unchanged. A wrapper too."""
+    names = {"pettingzoo.utils.env.ParallelEnv", "pettingzoo.utils.env.AECEnv"}
+    return env if names.isdisjoint(base_names(env)) else Together(env)

@@ -43,6 +43,8 @@ def _bound(value: Any) -> Any:
     return None if value is None else np.asarray(value)
 
 
+ACTION_MASK = "action_mask"
+"""Key of an observation that is a dict, under which an array has a number for each choice; zeros forbid theirs."""
 _FEW = 1024
 """Maximum number of choices that are kept in a set, for fast checks."""
 _SMALL = 32

@@ -101,7 +101,7 @@ def serve_env(config: Mapping[str, Any], env_factory: Any = None, **server: Any)
     """Make a manager as ``make_manager`` does, and an EnvServer for it with the other arguments.
 
     ``n_envs`` is the number of sessions. Environments that raise are replaced, unless ``restarts`` says otherwise, and
-    infos are sent. All agents of a PettingZoo ParallelEnv that is named are played by one client; see ``Together``.
+    infos are sent. All agents of a PettingZoo environment that is named are played by one client; see ``Together``.
     """
     given = config.get("restarts")
     own = {"max_restarts": given} if isinstance(given, int) else given or {}
@@ -110,7 +110,7 @@ def serve_env(config: Mapping[str, Any], env_factory: Any = None, **server: Any)
         options.setdefault("n_workers", config.get("n_envs", 1))  # arenas of one engine move together
     options["restarts"] = given if isinstance(given, RestartPolicy) else {**RESTARTS, **own}
     if isinstance(config.get("env"), str) and config.get("kind") not in ("godot", "replay"):
-        options["wrappers"] = [*(config.get("wrappers") or ()), "envmanager.adapters.together:if_parallel"]
+        options["wrappers"] = [*(config.get("wrappers") or ()), "envmanager.adapters.together:if_several"]
     manager = make_manager(options, env_factory)
     try:
         return EnvServer(manager, **server)

@@ -27,6 +27,7 @@ from envmanager.training.runs.run import Report, TrainingPlan, TrainingRun
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
 NEEDS = {
+    "connect_four": ["pettingzoo.classic.connect_four.connect_four"],
     "dqn_pong": ["ale_py"],
     "dqn_speedups": ["ale_py"],
     "ppo_halfcheetah": ["mujoco", "imageio"],
@@ -82,6 +83,7 @@ def test_a_config_trains(path: Path, tmp_path: Path) -> None:
             marks=pytest.mark.load,
         ),
         pytest.param("dqn_speedups", "--steps 40 --rounds 1", "(d) fast preprocessing", marks=pytest.mark.load),
+        ("connect_four", "--steps 4200 --games 3 --manager simple", "second: wins"),
         ("level_replay", "--levels 5 --episodes 30", "episodes, mean return"),
         ("own_trainer", "--steps 800 --manager simple", "updates, mean return"),
         ("ppo_send_recv", "--steps 1200", "steps in"),

@@ -1,7 +1,6 @@
 """ParallelEnvironment against real PettingZoo environments and scripted ones whose agents come and go."""
 
 import numpy as np
-import pettingzoo
 import pytest
 from gymnasium import spaces
 from mpe2 import simple_speaker_listener_v4, simple_tag_v3
@@ -309,18 +308,6 @@ def test_an_agent_that_vanishes_without_having_ended_is_refused():
 
     with pytest.raises(SpecMismatch, match="terminated or truncated of agent 'a_1' should be true"):
         act(environment, begin(environment))
-
-
-@pytest.mark.parametrize(
-    ("is_parallelizable", "advice"), [(True, "aec_to_parallel"), (False, "turn_based_aec_to_parallel")]
-)
-def test_the_advice_for_a_turn_based_environment_is_what_converts_it(is_parallelizable, advice):
-    class TurnBased(pettingzoo.AECEnv):
-        metadata = {"is_parallelizable": is_parallelizable}
-
-    with pytest.raises(UsageError, match=rf"conversions\.{advice}\."):
-        as_environment(TurnBased())
-    assert callable(getattr(conversions, advice))
 
 
 def test_in_a_game_of_turns_only_who_is_next_acts_and_all_are_told_what_came():

@@ -314,7 +314,6 @@ def test_what_is_no_environment_is_told_all_libraries_that_have_an_adapter():
 @pytest.mark.parametrize(
     ("name", "advice"),
     [
-        ("pettingzoo.utils.env.AECEnv", "turn_based_aec_to_parallel"),
         ("gym.core.Env", "shimmy"),
         ("gym.vector.vector_env.VectorEnv", "gymnasium.vector.VectorEnv"),
         ("pyspiel.Game", "OpenSpielCompatibilityV0"),

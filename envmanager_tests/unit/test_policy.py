@@ -169,3 +169,49 @@ def test_nobody_asking_gets_no_rows():
 def test_actions_that_are_no_arrays_cannot_be_drawn():
     with pytest.raises(UsageError, match="write a policy"):
         policy({"say": ArraySpec(dtype=object)})
+
+
+def masked(action, n):
+    return BehaviorSpec({"observation": ArraySpec((1,)), "action_mask": ArraySpec((n,), np.int8)}, action)
+
+
+def asking_with(masks, ids=None):
+    steps = asking(range(len(masks)) if ids is None else ids)
+    steps.obs = {"observation": steps.obs, "action_mask": np.array(masks, np.int8)}
+    return steps
+
+
+def test_only_what_a_mask_allows_is_drawn_and_all_of_it_equally_often():
+    spec = masked(ArraySpec((), np.int64, -1, 3), 5)
+    random = RandomPolicy(spec)
+    drawn = [int(random.get_action(asking_with([[0, 1, 0, 1, 1]])).action[0]) for _ in range(3000)]
+
+    counts = {value: drawn.count(value) for value in set(drawn)}
+    assert sorted(counts) == [0, 2, 3]
+    assert all(900 < count < 1100 for count in counts.values())
+
+
+def test_each_number_of_an_action_has_its_part_of_the_mask():
+    action = {"push": ArraySpec((2,), np.float32, -1, 1), "what": ArraySpec((2,), np.int64, [0, 5], [1, 7])}
+    random = RandomPolicy(masked(action, 5))
+    for _ in range(100):
+        acted = random.get_action(asking_with([[0, 1, 1, 0, 1], [1, 0, 0, 1, 0]])).action
+        assert acted["what"][0, 0] == 1
+        assert acted["what"][0, 1] in (5, 7)
+        assert acted["what"][1].tolist() == [0, 6]
+
+
+def test_a_mask_that_allows_nothing_or_fits_no_action_is_not_obeyed():
+    for n, mask in ((3, [0, 0, 0]), (4, [1, 0, 0, 0])):
+        random = RandomPolicy(masked(ArraySpec((), np.int64, 0, 2), n))
+        assert {int(random.get_action(asking_with([mask])).action[0]) for _ in range(100)} == {0, 1, 2}
+
+
+def test_masks_that_allow_all_change_no_draw():
+    spec = ArraySpec((), np.int64, 0, 4)
+    free, bound = policy(spec, 3), RandomPolicy(masked(spec, 5), 3)
+
+    for _ in range(100):
+        assert free.get_action(asking([0, 7])).action.tolist() == (
+            bound.get_action(asking_with([[1] * 5] * 2, [0, 7])).action.tolist()
+        )

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from envmanager.data.specs import ACTION_MASK as KEY
 from envmanager.data.specs import ArraySpec, BehaviorSpec
 from envmanager.data.steps import AGENT_BITS, AgentSteps
 from envmanager.data.trees import Tree, build, leaves
@@ -244,7 +245,6 @@ def _whole_bounds(spec: ArraySpec) -> tuple[np.ndarray, np.ndarray]:
     return low, high
 
 
-KEY = "action_mask"
 FORBIDDEN: float = float(np.finfo(np.float32).min)
 """Network output for a forbidden action. It is finite because 0 * -inf, as in an entropy, is NaN."""
 
