@@ -32,7 +32,7 @@ class KernelRestarts(FaultyManagers):
     @pytest.mark.parametrize(("fault", "kind"), [(BROKEN, EnvRaised), (Die(3), WorkerDied)], ids=["raises", "dies"])
     def test_case_21_a_crash_loop_ends_and_the_others_keep_their_episodes(self, fault: Any, kind: Any) -> None:
         self._skip_deaths_without_processes(fault)
-        policy = RestartPolicy(max_restarts=3, backoff_s=0.1, on_exception="restart")
+        policy = RestartPolicy(max_restarts=3, backoff_s=0.5, on_exception="restart")
         worker_id = self.worker_of(1)
         with self.running(faulty(fault, only_env=1), restarts=policy) as trainer:
             told = check_error(trainer.first_error(), RestartsExhausted, worker_id=worker_id, env_id=1, phase="step")
@@ -45,8 +45,8 @@ class KernelRestarts(FaultyManagers):
             trainer.go_on(self.others_than(1), n_steps=10)
             delays = [each.delay_s for each in trainer.manager.events if isinstance(each, events.Restarted)]
             assert delays[0] == 0
-            assert 0.05 <= delays[1] <= 0.15
-            assert 0.1 <= delays[2] <= 0.3
+            assert 0.25 <= delays[1] <= 0.5
+            assert 0.5 <= delays[2] <= 1.0
             assert trainer.manager.stats().restarts == 3
             trainer.reset()
             assert trainer.workers[worker_id].generation == (4 if kind is WorkerDied else 3)

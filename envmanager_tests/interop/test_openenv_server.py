@@ -274,7 +274,9 @@ def test_a_post_that_fails_has_a_status_and_a_detail_and_the_next_one_goes_on():
             refused, said = post(server, path, body)
             assert (refused, detail in said["detail"]) == (status, True), said
             assert post(server, "/step", {"action": {"value": "go"}})[0] == 200
-        assert post(server, "/ws", {})[0] == post(server, "/mcp", {})[0] == get(server, "/reset")[0] == 404
+        assert post(server, "/ws", {})[0] == get(server, "/reset")[0] == get(server, "/mcp")[0] == 404
+        status, said = post(server, "/mcp", {})
+        assert (status, said["error"]["code"]) == (200, -32600)
 
 
 def test_posts_have_no_room_while_all_sessions_are_open_and_need_the_token():
