@@ -175,6 +175,8 @@ class Recovery:
         self._supervisor = Supervisor(policy)
         self.scheduled: list[tuple[float, int, Entry, Replacement]] = []
         """Heap of the replacements to start, by time. It may hold some that were started or superseded since."""
+        self._starting: set[Entry] = set()
+        """Workers whose replacements were started, of which some may have responded since."""
         self._numbers = itertools.count()
         self.keeper: Any = None
         """The Keeper, if episodes are kept. Its module imports this one."""
@@ -314,8 +316,10 @@ class Recovery:
         """Return what is to start first. What keeps episodes can when the steps before it are delivered."""
         held = []
         first = None
-        if self.scheduled and self.host.start_at_most <= sum(each.is_starting for each in self._table.entries):
-            return None  # one that has begun, or failed, makes room
+        if self.scheduled and self._starting:
+            self._starting = {each for each in self._starting if each.is_starting}
+            if len(self._starting) >= self.host.start_at_most:
+                return None  # one that has begun, or failed, makes room
         while self.scheduled and first is None:
             _, _, entry, replacement = self.scheduled[0]
             if entry.replacement is not replacement or replacement.is_started:
@@ -337,6 +341,8 @@ class Recovery:
         """Launch a replacement and reset it with the last options and, if seeded, new seeds. Record a failed start."""
         host, worker_id = self.host, entry.worker_id
         replacement.is_started = True
+        if self.host.start_at_most < math.inf:
+            self._starting.add(entry)
         entry.generation, entry.steps_of_generation, entry.is_old = entry.generation + 1, 0, False
         entry.is_due = ""
         entry.has_attributes = not entry.attributes
