@@ -196,14 +196,7 @@ class WorkerOutOfMemory(WorkerDied):
     """
 
     def __init__(
-        self,
-        *,
-        in_use_mb: float,
-        killed_by: str,
-        exit: str,
-        output: str = "",
-        ticket: int = 0,
-        **where: Unpack[Where],
+        self, *, in_use_mb: float, killed_by: str, exit: str, output: str = "", ticket: int = 0, **where: Unpack[Where]
     ) -> None:
         self.exit, self.output, self.ticket = exit, output, ticket
         self.in_use_mb, self.killed_by = in_use_mb, killed_by
