@@ -97,7 +97,7 @@ class McpEnvironment:
             await self._connect()
         begun = {} if self._reset_tool is None else await self._call(self._reset_tool, dict(options or {}))
         if begun.get("isError"):
-            raise ValueError(f"the tool {self._reset_tool} could not begin an episode: {_text_of(begun)}")
+            raise ValueError(f"the tool {self._reset_tool} could not begin an episode: {text_of(begun)}")
         return {**begun, "tools": self._tools}, {}
 
     async def step(self, action: Mapping[str, Any]) -> Any:
@@ -108,7 +108,7 @@ class McpEnvironment:
         given: Any = 0.0
         if isinstance(self._reward, str):
             scored = await self._call(self._reward, {})
-            given = scored.get("structuredContent") or json.loads(_text_of(scored))
+            given = scored.get("structuredContent") or json.loads(text_of(scored))
             if isinstance(given, Mapping):
                 given = given.get("reward", given.get("result")), given.get("done", False)
         elif self._reward is not None:
@@ -180,5 +180,6 @@ def _plain(value: Any) -> dict[str, Any]:
     return value.model_dump(mode="json", by_alias=True, exclude_none=True)  # type: ignore[no-any-return]
 
 
-def _text_of(result: Mapping[str, Any]) -> str:
+def text_of(result: Mapping[str, Any]) -> str:
+    """Return the text of a tool's result."""
     return "\n".join(each["text"] for each in result.get("content", ()) if each.get("type") == "text")

@@ -218,8 +218,9 @@ class Link(WorkerLife):
         """Kill the processes left behind by a worker that ended. Return an error that says how the worker ended."""
         self.kill()
         facts: Any = {**self._facts(during), "exit": self.process.exit_name(), "output": self.output_tail()}
-        is_killed = self.limits is not None and facts["exit"] in ("SIGKILL", "EXIT(?)")
-        why = self.limits.why_killed(self.process.pid) if is_killed and self.limits is not None else None
+        why = None
+        if self.limits is not None and facts["exit"] in ("SIGKILL", "EXIT(?)"):
+            why = self.limits.why_killed(self.process.pid)
         return WorkerDied(**facts) if why is None else WorkerOutOfMemory(**facts, in_use_mb=why[0], killed_by=why[1])
 
     def broke_protocol(self, during: CommandName | None) -> EnvManagerError:

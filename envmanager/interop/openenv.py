@@ -31,6 +31,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
+from envmanager.adapters.mcp import text_of
 from envmanager.env_manager import EnvManager
 from envmanager.errors import (
     BadAction,
@@ -54,7 +55,6 @@ from envmanager.interop.openenv_tools import (
     call_of,
     observed,
     parsed,
-    text_of,
     tools_of,
     with_data,
 )

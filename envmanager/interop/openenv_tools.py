@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from envmanager.adapters.mcp import text_of
+
 PARSE_ERROR, INVALID_REQUEST, NO_METHOD, INVALID_PARAMS, INTERNAL_ERROR, SERVER_ERROR = (
     -32700, -32600, -32601, -32602, -32603, -32000,
 )  # fmt: skip
@@ -47,11 +49,6 @@ def call_of(action: Mapping[str, Any]) -> dict[str, Any] | None:
     if action.get("type") != "call_tool" or "tool_name" not in action:
         return None
     return {"name": action["tool_name"], "arguments": action.get("arguments") or {}}
-
-
-def text_of(result: Mapping[str, Any]) -> str:
-    """Return the text of a tool's result."""
-    return "\n".join(each["text"] for each in result.get("content", ()) if each.get("type") == "text")
 
 
 def with_data(result: Mapping[str, Any]) -> dict[str, Any]:

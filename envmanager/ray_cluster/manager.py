@@ -91,10 +91,10 @@ class RayEnvManager(EnvManager):
 
     ``n_workers="auto"``: a number that suits the cluster's CPUs and the first environment, whose steps are measured in
     an actor before the others start. ``envs_per_worker``: given instead of ``n_workers``. ``cluster``, or its fields
-    (``address``, ``resources``, ``placement``, ``runtime_env``): see ClusterOptions. ``worker_env``: environment
-    variables for the actors, in addition to Ray's own. ``log_dir``: passed to the factories in EnvContext. The output
-    of actors is in Ray's logs and in the trainer's output. The other parameters are those of
-    SubprocessEnvManager, but ``transport`` is ignored; ``local_envs``, ``start_method`` and ``zero_copy`` are refused.
+    (``address``, ``resources``, ``placement``, ``squeeze``, …): see ClusterOptions. ``worker_env``: environment
+    variables for the actors, in addition to Ray's own. ``log_dir``: passed on in EnvContext. The output of actors is in
+    Ray's logs and in the trainer's output. The other parameters are those of SubprocessEnvManager, but ``transport`` is
+    ignored; ``local_envs``, ``start_method``, ``zero_copy``, ``start_at_most`` and ``memory_limit_mb`` are refused.
 
     The constructor connects this program to the cluster as a driver, unless it is already connected to one. It waits
     up to ``timeouts.start_s`` until all workers are ready. It raises UsageError for invalid options or an unusable

@@ -15,7 +15,7 @@ import contextlib
 import itertools
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from envmanager.errors import UsageError
@@ -80,9 +80,9 @@ def _parents() -> Iterator[Path]:
                     yield parent
 
 
-def _oom_kills(folder: Path) -> int | None:
-    for name in ("memory.events", "memory.oom_control"):
-        words = words_of(folder / name)
+def _oom_kills(folder: Path, files: Sequence[str] = ("memory.events", "memory.oom_control")) -> int | None:
+    """Return the count in the first of ``files`` that has one (by default, of a cgroup of version 2 and 1), or None."""
+    for words in (words_of(folder / file) for file in files):
         if "oom_kill" in words[:-1]:
             return int(words[words.index("oom_kill") + 1])
     return None
@@ -90,9 +90,8 @@ def _oom_kills(folder: Path) -> int | None:
 
 def oom_kills() -> int:
     """Return how many processes the kernel has killed for lack of memory: of this cgroup, or else of the machine."""
-    known = [n for _, folder in machine.own_cgroups("memory") if (n := _oom_kills(folder)) is not None]
-    words = words_of("/proc/vmstat")
-    return max(known) if known else int(words[words.index("oom_kill") + 1]) if "oom_kill" in words[:-1] else 0
+    counts = [_oom_kills(folder) for _, folder in machine.own_cgroups("memory")]
+    return max((n for n in counts if n is not None), default=_oom_kills(Path("/proc"), ["vmstat"]) or 0)
 
 
 class MemoryLimits:
