@@ -148,7 +148,7 @@ def _check_shares(_: Any, attribute: attrs.Attribute[Any], value: Any) -> None:
     a_mapping(_, attribute, value)
     for name, share in value.items():
         if not _is_within(share, 0, above=True):
-            raise UsageError(f"the share of {name!r} must be a number above 0, not {share!r}.")
+            raise UsageError(f"shares must give {name!r} a number above 0, not {share!r}.")
     if abs(sum(value.values()) - 1) > 1e-3:  # three times 0.333 will do
         raise UsageError(f"shares must sum to 1, not to {sum(value.values()):g}.")
 
@@ -181,6 +181,8 @@ class Wait:
             raise UsageError(
                 f"max_ready={self.max_ready} is below min_ready={self.min_ready}: no step could satisfy both."
             )
+        if self.shares is None and self.shares_of != "steps":
+            raise UsageError(f"shares_of={self.shares_of!r} says what is shared: give shares too.")
         if self.shares is not None and (self.min_ready != 1 or self.max_lead is not None):
             raise UsageError("shares hold kinds back, so a step waits for any worker: take min_ready=1, no max_lead.")
 

@@ -123,7 +123,7 @@ class ManagerOptions(ProcessOptions):
         named = self.env.items() if isinstance(self.env, Mapping) else ()
         name = self.recording if self.env is None else self.env
         if count_kinds(self.env):
-            return ", ".join(f"{each.n} {each.behavior}" for each in self.env)
+            return ", ".join(f"{each.n} {each.behavior}" for each in self.env if isinstance(each, EnvRecipe))
         return " ".join(f"{kind} {name}" for kind, name in named) or str(name)
 
 

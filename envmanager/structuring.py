@@ -23,7 +23,7 @@ Options = TypeVar("Options")
 
 _LITERAL: tuple[Any, ...] = (Literal,)
 _CHECKED_BY_THE_CLASS: tuple[Any, ...] = (
-    Mapping[str, str], Mapping[str, Any], EnvCount, WorkerCount, LocalCount, Sequence[Any],
+    Mapping[str, str], Mapping[str, float], Mapping[str, Any], EnvCount, WorkerCount, LocalCount, Sequence[Any],
 )  # fmt: skip
 
 

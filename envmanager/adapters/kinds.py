@@ -80,7 +80,7 @@ def _listed(env_factory: Any) -> Sequence[Any]:
 
 def written_as_kinds(factories: Sequence[Any]) -> str:
     """Return the list of EnvRecipes to write for ``factories``, one of each environment; "" if all are equal."""
-    written, seen = [], list[Any]()
+    written, seen, names = [], list[Any](), set[str]()
     for place, factory in enumerate(factories):
         if factory in seen:
             continue
@@ -90,5 +90,7 @@ def written_as_kinds(factories: Sequence[Any]) -> str:
             how, behavior = f"EnvRecipe({factory.env_id!r}", factory.env_id.rpartition("/")[2].lower()
         elif isinstance(factory, Prepared):
             how = f"attrs.evolve(env_factory[{place}]"
+        behavior = f"{behavior}-{len(seen)}" if behavior in names else behavior
+        names.add(behavior)
         written.append(f"{how}, n={list(factories).count(factory)}, behavior={behavior!r})")
     return f"[{', '.join(written)}]" if len(written) > 1 else ""

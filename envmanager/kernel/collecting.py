@@ -57,7 +57,7 @@ class Collector:
         """
         deadline = math.inf if wait.timeout_s is None else self.host.now() + wait.timeout_s
         table = self._table
-        if wait.shares is not None and (self.shares is None or self.shares.wait != wait):
+        if wait.shares is not None and (self.shares is None or not self.shares.are_of(wait)):
             if self.is_recorded and wait.shares_of == "time":
                 raise UsageError('no recording repeats the time that steps take: with record or order, share "steps".')
             shares = pkgutil.resolve_name("envmanager.kernel.shares:Shares")  # which few managers need

@@ -513,7 +513,10 @@ class Pool:
             env_id = next(iter(self._full))
             del self._full[env_id]
             self._release(env_id)
-        entries, free = self._entries, self._free if self._waiting else ()
+        entries, free = self._entries, list(self._free) if self._waiting else []
+        for env_id in free:
+            if entries[env_id].is_old and entries[env_id].state is WorkerState.IDLE:
+                self._release(env_id)  # its worker was moved after the episode had been left
         old = [each for each in free if entries[each].is_old and entries[each].is_nominal]
         if old and time.monotonic() >= self._quiet_until:
             self._give(old[0])

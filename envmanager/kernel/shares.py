@@ -30,7 +30,8 @@ class Shares:
     def __init__(self, wait: Wait, table: WorkerTable, events: EventLog) -> None:
         """Begin to count. Raises UsageError unless ``wait`` gives a share to each kind, and to no other."""
         assert wait.shares is not None
-        self.wait, given = wait, wait.shares
+        self.given = given = wait.shares
+        self._shares_of = wait.shares_of
         if given.keys() != {*table.kinds}:
             kinds = ", ".join(table.kinds) or "of one kind, without a name"
             raise UsageError(
@@ -49,6 +50,10 @@ class Shares:
         self._busy_ns = [entry.times.busy_ns for entry in table.entries]
         self._able: Set[str] = {*table.kinds}
         self._told: set[str] = set()
+
+    def are_of(self, wait: Wait) -> bool:
+        """Return whether ``wait`` gives the same shares, so that the count goes on."""
+        return (wait.shares, wait.shares_of) == (self.given, self._shares_of)
 
     def held_back(self) -> Set[str]:
         """Return the kinds that are too far ahead."""
@@ -76,7 +81,7 @@ class Shares:
                 continue
             worker_id, kind = entry.worker_id, entry.kind
             had: float = entry.n_envs_in_flight
-            if self.wait.shares_of == "time":
+            if self._shares_of == "time":
                 had = (entry.times.busy_ns - self._busy_ns[worker_id]) / 1e9
                 self._busy_ns[worker_id] = entry.times.busy_ns
             self._had[kind] += had

@@ -3,7 +3,7 @@
 ::
 
     limit ── a cgroup of its own, where one may be made ──▶ the kernel kills what exceeds it
-         └── else a thread that looks at all of them ─────▶ kills what exceeds it
+         └── else a thread that looks at all of them ─────▶ kills what exceeds it, or has lost a child to the kernel
 
 A cgroup counts what the kernel charges to its processes: resident memory, files in memory, parts of shared memory. The
 thread counts resident memory, with what processes share, and may come late for one that takes memory very quickly.
@@ -24,6 +24,8 @@ from envmanager.system.machine import memory_bytes, words_of
 
 MIB = 2**20
 _LOOK_EVERY_S = 0.1
+_MOST_BYTES = 1 << 60
+_NAME = "envmanager"
 _numbers = itertools.count()
 
 
@@ -32,12 +34,13 @@ class Group:
 
     def __init__(self, parent: Path, pid: int, limit_bytes: int) -> None:
         """Make the group below ``parent`` and move the process into it. Raises OSError where that is not allowed."""
-        self._folder = parent / f"envmanager-{os.getpid()}-{next(_numbers)}"
-        self._is_old = not (parent / "cgroup.controllers").exists()
+        self._folder = parent / f"{_NAME}-{os.getpid()}-{next(_numbers)}"
+        self.is_old = not (parent / "cgroup.controllers").exists()
+        """Whether the kernel kills one process of the group, which need not be the worker, instead of all."""
         os.mkdir(self._folder)
         try:
-            self._write("memory.limit_in_bytes" if self._is_old else "memory.max", limit_bytes)
-            for name, value in () if self._is_old else (("memory.oom.group", 1), ("memory.swap.max", 0)):
+            self._write("memory.limit_in_bytes" if self.is_old else "memory.max", min(limit_bytes, _MOST_BYTES))
+            for name, value in () if self.is_old else (("memory.oom.group", 1), ("memory.swap.max", 0)):
                 with contextlib.suppress(OSError):  # a kernel without it
                     self._write(name, value)
             self._write("cgroup.procs", pid)
@@ -56,7 +59,7 @@ class Group:
     @property
     def most_bytes(self) -> int:
         """The most memory that the group has had; 0 if the kernel does not say."""
-        words = words_of(self._folder / ("memory.max_usage_in_bytes" if self._is_old else "memory.peak"))
+        words = words_of(self._folder / ("memory.max_usage_in_bytes" if self.is_old else "memory.peak"))
         return int(words[0]) if words else 0
 
     def remove(self) -> bool:
@@ -78,6 +81,14 @@ def _parents() -> Iterator[Path]:
             for parent in (folder, folder.parent):
                 if "memory" in words_of(parent / "cgroup.subtree_control"):
                     yield parent
+
+
+def _remove_left(parent: Path) -> None:
+    """Remove the groups of trainers that were killed and could not."""
+    for folder in parent.glob(f"{_NAME}-*-*"):
+        if not Path("/proc", folder.name.split("-")[1]).exists():
+            with contextlib.suppress(OSError):  # one of its processes is still there
+                os.rmdir(folder)
 
 
 def _oom_kills(folder: Path, files: Sequence[str] = ("memory.events", "memory.oom_control")) -> int | None:
@@ -110,6 +121,8 @@ class MemoryLimits:
         self._watched: dict[int, Callable[[], object]] = {}
         self._found_bytes: dict[int, int] = {}
         """Memory at which the thread has killed a process, by pid."""
+        for parent in _parents() if limit_mb is not None else ():
+            _remove_left(parent)
         self._lock, self._over = threading.Lock(), threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -120,7 +133,9 @@ class MemoryLimits:
         for parent in _parents():
             with contextlib.suppress(OSError):
                 self._groups[pid] = Group(parent, pid, int(self.limit_mb * MIB))
-                return
+                break
+        if pid in self._groups and not self._groups[pid].is_old:
+            return
         with self._lock:
             self._watched[pid] = kill
             if self._thread is None:
@@ -158,8 +173,10 @@ class MemoryLimits:
         assert self.limit_mb is not None
         while not self._over.wait(_LOOK_EVERY_S):
             for pid, kill in list(self._watched.items()):
-                in_use = memory_bytes(pid)
+                group = self._groups.get(pid)
+                in_use = memory_bytes(pid) if group is None else 0
+                is_above = in_use > self.limit_mb * MIB if group is None else group.n_killed > 0
                 with self._lock:
-                    if in_use > self.limit_mb * MIB and self._watched.pop(pid, None) is not None:
+                    if is_above and self._watched.pop(pid, None) is not None:
                         self._found_bytes[pid] = in_use
                         kill()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,12 +22,14 @@ from envmanager import (
     RestartPolicy,
     SimpleEnvManager,
     SubprocessEnvManager,
+    Task,
     UsageError,
     Wait,
     WorkerDied,
     WorkerOutOfMemory,
     make_manager,
 )
+from envmanager.kernel.pool import PATIENCE_S
 from envmanager.observe import events
 from envmanager.recording.data import about
 from envmanager.replay_env_manager import ReplayEnvManager
@@ -102,6 +107,42 @@ def test_a_constructor_that_takes_too_much_is_not_tried_again() -> None:
 
     with pytest.raises(WorkerOutOfMemory, match="ran out of memory at start"):
         SubprocessEnvManager(make, 1, memory_limit_mb=200)
+
+
+class Engine(Chain):
+    """A Chain that starts a child with 300 MiB, and goes on when the kernel has ended that."""
+
+    def step(self, action: Any) -> Any:
+        code = f"x = bytearray({300 * MIB}); print(len(x), flush=True); input()"
+        child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        with child:
+            assert child.stdout is not None
+            child.stdout.readline()
+        signal.pause()
+
+
+@pytest.mark.usefixtures("_way")
+def test_a_worker_whose_child_takes_too_much_is_ended_with_it() -> None:
+    policy = RestartPolicy(max_restarts=0)
+    with SubprocessEnvManager(lambda context: Engine(), 1, memory_limit_mb=200, restarts=policy) as manager:
+        manager.reset()
+        batch = manager.recv()
+        manager.send(np.zeros(1, np.int64), batch.env_ids)
+        with pytest.raises(WorkerOutOfMemory):
+            manager.recv()
+
+
+def test_groups_of_a_trainer_that_was_killed_are_removed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "_parents", lambda: iter([tmp_path]))
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    (tmp_path / f"envmanager-{gone.pid}-0").mkdir()
+    (tmp_path / f"envmanager-{os.getpid()}-0").mkdir()
+    memory.MemoryLimits(100).close()
+
+    assert [folder.name for folder in tmp_path.iterdir()] == [f"envmanager-{os.getpid()}-0"]
 
 
 def test_no_cgroup_is_left_behind() -> None:
@@ -329,6 +370,18 @@ def test_a_worker_at_rest_is_moved_at_once() -> None:
         while not manager.tasks.done:
             manager.step()
         assert [each.error for each in manager.tasks.results] == [None, None]
+
+
+def test_a_worker_of_a_pool_whose_episode_was_left_is_moved_at_once() -> None:
+    async def two(manager: EnvManager) -> None:
+        pool = manager.pool()
+        for level in range(2):
+            async with pool.begin(Task(seed=level)) as episode:
+                await episode.step(0)
+            manager.move([0])
+
+    with SimpleEnvManager(Make(), 1) as manager:
+        asyncio.run(asyncio.wait_for(two(manager), PATIENCE_S / 2))
 
 
 @pytest.mark.parametrize("given", [[2], [-1], ["0"], [0.5]])

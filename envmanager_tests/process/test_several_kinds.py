@@ -378,6 +378,18 @@ def test_each_kind_takes_its_share_of_the_steps(make: Make, by_policy: bool) -> 
         assert abs(counts["b"] / counts.total() - 0.8) < 0.03
 
 
+def test_shares_are_counted_on_though_each_wait_has_another_limit() -> None:
+    shares = {"a": 0.2, "b": 0.8}
+    with SimpleEnvManager(kinds()) as manager:
+        counts: Counter[str] = Counter()
+        manager.reset()
+        while counts.total() < 1000:
+            batch = manager.recv(Wait(shares=shares, timeout_s=10 - counts.total() / 1000))
+            counts[batch.behavior] += len(batch)
+            manager.send(np.zeros(len(batch), np.int64), batch.env_ids)
+        assert abs(counts["b"] / counts.total() - 0.8) < 0.03
+
+
 def test_each_kind_takes_its_share_of_the_time() -> None:
     wait = Wait(shares={"a": 0.5, "b": 0.5}, shares_of="time")
     with two_workers(kinds()) as manager:

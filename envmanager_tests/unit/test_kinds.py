@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from envmanager import ConfigError, EnvRecipe, UsageError, Wait
+from envmanager import ConfigError, EnvRecipe, UsageError, Wait, make_manager
 from envmanager.adapters.kinds import Kinds, count_kinds, written_as_kinds
+from envmanager.adapters.names import GymnasiumId
 from envmanager.data.env_rows import split_by_kind
 from envmanager.data.steps import CommandName, EnvironmentResponse
 from envmanager.kernel.shares import Shares
@@ -133,6 +134,28 @@ def test_factories_that_are_equal_are_written_as_one_kind() -> None:
     )
 
 
+def test_kinds_of_equal_names_are_written_with_different_behaviors() -> None:
+    written = written_as_kinds([GymnasiumId(f"{name}/X-v0", None) for name in ("old", "new", "other")])
+    kinds = Kinds.of(eval(written, {"EnvRecipe": EnvRecipe}), KindOptions(n_envs=3))
+    assert kinds is not None
+    assert [each.behavior for each in kinds.recipes] == ["x-v0", "x-v0-2", "x-v0-3"]
+
+
+@pytest.mark.parametrize(
+    "env", [["CartPole-v1", {"env": "Acrobot-v1", "behavior": "b"}], [{"env": "A", "behavior": "b"}, ["C"]]]
+)
+def test_a_table_of_a_kind_beside_what_names_none_is_refused(env: Any) -> None:
+    options = structure(ManagerOptions, {"env": env}, where="manager")
+    assert options.env_name == "1 b"
+    with pytest.raises(UsageError, match="names no kind: make each an EnvRecipe"):
+        make_manager(options)
+
+
+def test_shares_in_a_config_that_are_no_mapping_are_named() -> None:
+    with pytest.raises(ConfigError, match=r"manager\.wait\.shares must be a mapping"):
+        structure(ManagerOptions, {"wait": {"shares": [0.5, 0.5]}}, where="manager")
+
+
 # Shares.
 
 
@@ -140,14 +163,15 @@ def test_factories_that_are_equal_are_written_as_one_kind() -> None:
     ("given", "complaint"),
     [
         ({"shares": {"a": 0.5, "b": 0.4}}, "shares must sum to 1, not to 0.9"),
-        ({"shares": {"a": 1.5, "b": -0.5}}, "the share of 'b' must be a number above 0, not -0.5"),
-        ({"shares": {"a": 1, "b": 0}}, "the share of 'b' must be a number above 0, not 0"),
-        ({"shares": {"a": "0.5", "b": 0.5}}, "the share of 'a' must be a number above 0, not '0.5'"),
+        ({"shares": {"a": 1.5, "b": -0.5}}, "shares must give 'b' a number above 0, not -0.5"),
+        ({"shares": {"a": 1, "b": 0}}, "shares must give 'b' a number above 0, not 0"),
+        ({"shares": {"a": "0.5", "b": 0.5}}, "shares must give 'a' a number above 0, not '0.5'"),
         ({"shares": {}}, "shares must sum to 1, not to 0"),
         ({"shares": [0.5, 0.5]}, "shares must be a mapping"),
         ({"shares": {"a": 1}, "max_lead": 3}, "a step waits for any worker: take min_ready=1, no max_lead"),
         ({"shares": {"a": 1}, "min_ready": 2}, "a step waits for any worker: take min_ready=1, no max_lead"),
         ({"shares": {"a": 1}, "shares_of": "rewards"}, "shares_of must be 'steps' or 'time'"),
+        ({"shares_of": "time"}, "give shares too"),
     ],
 )
 def test_a_wait_refuses_shares_that_cannot_be_kept(given: Mapping[str, Any], complaint: str) -> None:
