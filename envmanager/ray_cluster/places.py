@@ -78,11 +78,12 @@ class Places:
             return ""
         if self._moving is not None:
             moved, generation, node_id = self._moving
-            link, is_new = links[moved], links[moved].generation != generation
-            is_gone = link.state is State.GONE  # it has been given up
-            if not is_gone and (not is_new or link.state is State.STARTING or not link.channel.node_id):
+            link, is_gone = links[moved], links[moved].state is State.GONE
+            if not is_gone and (
+                link.generation == generation or link.state is State.STARTING or not link.channel.node_id
+            ):
                 return ""
-            self._moving = None
+            self._moving = None  # also if it has been given up
             if not is_gone and link.channel.node_id != node_id:
                 self._joined.discard(node_id)  # it has no room
         n_on, cpus = Counter(link.channel.node_id for link in links), self._nodes.cpus
