@@ -76,8 +76,7 @@ class RayHost(LinkHost[ActorLink]):
         cluster, events, times = self._cluster, self.context.events, entry.times
         if entry.generation > 0:
             self.workers[worker_id].channel.give_up_place()
-        node_id = self._places.target(worker_id)
-        make_actor = partial(cluster.make_actor, worker_id, entry.env_ids, data, node_id=node_id)
+        make_actor = partial(cluster.make_actor, worker_id, entry.env_ids, data, node_id=self._places.target(worker_id))
         connection = partial(ActorConnection, make_actor, poller, self._place_s)
         return self.care_for(lambda: ActorLink(plan, connection(), cluster, events, times))
 

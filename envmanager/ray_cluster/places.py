@@ -37,8 +37,8 @@ class Places:
         self._joined: set[str] = set()
         """Nodes that have come since the start, and to which workers may move."""
         self._targets: dict[int, str] = {}
-        self._moving: tuple[int, int, str] | None = None
-        """Worker that moves so that shares become even, its generation before that, and the node."""
+        self._moving: tuple[Any, str] | None = None
+        """Link, before its move, of the worker that moves so that shares become even, and the node."""
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="envmanager-ray-nodes", daemon=True)
         self._thread.start()
@@ -77,14 +77,13 @@ class Places:
         if self._cluster.is_by_name or not self._joined or is_short:
             return ""
         if self._moving is not None:
-            moved, generation, node_id = self._moving
-            link, is_gone = links[moved], links[moved].state is State.GONE
-            if not is_gone and (
-                link.generation == generation or link.state is State.STARTING or not link.channel.node_id
-            ):
+            before, node_id = self._moving
+            link = links[before.worker_id]
+            is_there = link is not before and link.state is State.RUNNING and link.channel.node_id
+            if not is_there and link.state is not State.GONE:
                 return ""
-            self._moving = None  # also if it has been given up
-            if not is_gone and link.channel.node_id != node_id:
+            self._moving = None
+            if is_there and link.channel.node_id != node_id:
                 self._joined.discard(node_id)  # it has no room
         n_on, cpus = Counter(link.channel.node_id for link in links), self._nodes.cpus
         loads = {node_id: n_on[node_id] / max(own, 1.0) for node_id, own in cpus.items()}
@@ -93,7 +92,7 @@ class Places:
         is_fullest = own.node_id in loads and loads[own.node_id] == max(loads.values())
         if not target or not is_fullest or loads[own.node_id] <= with_one_more[target]:
             return ""
-        self._moving, self._targets[worker_id] = (worker_id, links[worker_id].generation, target), target
+        self._moving, self._targets[worker_id] = (links[worker_id], target), target
         return "for even shares of the nodes"
 
     def without_place(self, links: Sequence[Any]) -> list[Any]:
