@@ -208,14 +208,14 @@ def leak(arguments: argparse.Namespace) -> None:
 def limit(arguments: argparse.Namespace) -> None:
     """One of 8 takes memory without end."""
     show_head(
-        "8 workers of 2 ms a step, of which one takes 16 MiB a step, memory_limit_mb=400, turns of 10 s",
+        "8 workers of 10 ms a step, of which one takes 16 MiB a step, memory_limit_mb=400, turns of 10 s",
         "takes memory", "died", "of these WorkerOutOfMemory of worker 3", "steps/s of the 7 others",
     )  # fmt: skip
     speeds: dict[bool, list[float]] = {False: [], True: []}
     for _ in range(arguments.turns):
         for takes in (False, True):
             policy = attrs.evolve(KEPT, keep_episodes=False)
-            factory = Ledgers((3,) if takes else (), 16, 0.002)
+            factory = Ledgers((3,) if takes else (), 16, 0.01)
             with SubprocessEnvManager(factory, 8, seed=1, restarts=policy, memory_limit_mb=400) as manager:
                 book, end = Book(8, 0), time.monotonic() + 10.0
                 play(manager, book, lambda end=end: time.monotonic() > end)
