@@ -1,6 +1,6 @@
 """Ten kinds of environments in one manager, with steps of 0.1 ms to 1 s, and shares: ``python -m benchmarks.mixed``.
 
-    python -m benchmarks.mixed [--seconds 15] [--rounds 3] [--of steps time] [--crashes kind4]
+    python -m benchmarks.mixed [--seconds 30] [--rounds 2] [--of steps time] [--crashes kind4]
 
 In each round the manager runs twice, with all kinds in order and with one that ends its process in each step. Shown are
 the steps of each kind per second, beside what its share and the slowest kind make possible, and the ratios of the two.
@@ -158,8 +158,8 @@ def show(what: str, seconds: float, n_rounds: int, crashing: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=15.0)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--of", nargs="+", choices=("steps", "time"), default=["steps", "time"])
     parser.add_argument("--crashes", choices=NAMES, default=CRASHES)
     arguments = parser.parse_args()

@@ -3,8 +3,8 @@
     pip install 'envmanager[pettingzoo,torch]' pygame-ce
     python docs/examples/connect_four.py
 
-While they learn, a hand slips in three of ten moves: the move is a random legal one. Otherwise both would learn to beat
-nobody but each other. Afterwards each plays 500 games against random legal moves, greedily and with a steady hand.
+While they learn, in two of three games one of the two makes random legal moves instead of its own. Otherwise both would
+learn to beat nobody but each other. Afterwards each plays 500 games against random legal moves, greedily.
 """
 
 from __future__ import annotations
@@ -25,39 +25,41 @@ from envmanager.training.controller import TrainerController
 from envmanager.training.evaluation import evaluate
 
 OPTIONS = PPOOptions(
-    rollout=1024, epochs=8, minibatch=256, learning_rate=1e-3, hidden=(128, 128), gamma=0.97, entropy_coefficient=0.03
+    rollout=2048, epochs=8, minibatch=256, learning_rate=1e-3, hidden=(256, 256), gamma=0.97, entropy_coefficient=0.01
 )
 PLAYERS = {"player_0": "first", "player_1": "second"}
 """Behaviors. Without names, both players would be of one behavior, because their spaces are equal."""
 
 
-class Slips(BaseWrapper):  # type: ignore[type-arg]
-    """Connect four in which ``share`` of the moves are random."""
+class Guests(BaseWrapper):  # type: ignore[type-arg]
+    """Connect four in which, in a ``share`` of the games, one of the players makes random moves."""
 
-    share = 0.3
+    share = 2 / 3
 
     def __init__(self, env: Any) -> None:
         super().__init__(env)
         self._random = np.random.default_rng()
+        self._guest = ""
 
     def reset(self, seed: int | None = None, options: Any = None) -> None:
         if seed is not None:
             self._random = np.random.default_rng(seed)
         super().reset(seed, options)
+        self._guest = self._random.choice(self.agents) if self._random.random() < self.share else ""
 
     def step(self, action: Any) -> None:
-        if action is not None and self._random.random() < self.share:
+        if action is not None and self.agent_selection == self._guest:
             action = self._random.choice(np.flatnonzero(self.observe(self.agent_selection)["action_mask"]))
         super().step(action)
 
 
 def game() -> Any:
-    return ParallelEnvironment(Slips(env()), behavior_of=PLAYERS)
+    return ParallelEnvironment(Guests(env()), behavior_of=PLAYERS)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--steps", type=int, default=120_000, help="moves of both players")
+    parser.add_argument("--steps", type=int, default=240_000, help="moves of both players")
     parser.add_argument("--games", type=int, default=500, help="games of each player against random moves")
     parser.add_argument("--manager", default="subprocess", choices=["simple", "subprocess"])
     parser.add_argument("--workers", type=int, default=3, help="processes of --manager subprocess")

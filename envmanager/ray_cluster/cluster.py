@@ -160,10 +160,6 @@ class Cluster:
         except (ValueError, TypeError) as error:
             raise UsageError(f"resources or runtime_env cannot be used: {error}") from error
 
-    def make_place(self) -> ActorHandle:
-        """Return an actor that only asks for the resources of a worker, so that an autoscaler adds a node."""
-        return ActorHandle(_REMOTE.options(**self._options).remote(-1, (), b""))
-
     @property
     def is_by_name(self) -> bool:
         """Whether each worker has a preferred node."""

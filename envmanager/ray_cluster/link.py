@@ -44,19 +44,24 @@ _EXIT_NAMES = {"ActorDiedError": "DIED", "ActorUnavailableError": "UNREACHABLE",
 class ActorConnection(Channel):
     """A connection that sends messages as calls to a Ray actor. ActorLinks use it as ``channel`` and as ``process``."""
 
-    def __init__(self, make_actor: Callable[..., ActorHandle], poller: ActorPoller, place_s: float = math.inf) -> None:
-        """``place_s``: time after which ``look`` may squeeze the actor, if no node has room for it."""
+    def __init__(
+        self,
+        make_actor: Callable[..., ActorHandle],
+        poller: ActorPoller,
+        place_s: float = math.inf,
+        actor: ActorHandle | None = None,
+    ) -> None:
+        """``place_s``: time without room on a node after which the actor may be squeezed. ``actor``: one to use."""
         super().__init__()
         self.pidfd, self._end_fd = descriptors.socket_pair()
         self.pid: int | None = None
         self.node = ""
         """Name of the host on which the actor runs; empty until the actor has been placed."""
-        self.node_id = self.room = ""
-        """Ids of the node of the actor, and of one that has room for it, if it is squeezed."""
-        self.is_squeezed = False
+        self.node_id = ""
+        self.is_squeezed = self.has_room = False
         self._asked_at, self._place_s = time.monotonic(), place_s
         self._place: ActorHandle | None = None
-        """Actor that waits for a place in the name of one that is squeezed."""
+        """Actor that waits for a place in the name of one that is squeezed, and when it ``has_room`` goes on for it."""
         self.error = ""
         """Ray's message about the actor's end; empty before the end."""
         self._exit_name = "KILLED"
@@ -65,7 +70,7 @@ class ActorConnection(Channel):
         self._first: tuple[bytes, float] = b"", -math.inf
         """First command and its deadline. A new actor receives the command if the node dies before the actor runs."""
         self._is_asked = self._has_ended = False
-        self._actor = make_actor()
+        self._actor = actor or make_actor()
         self.ask()
 
     def watched_fds(self) -> list[int]:
@@ -94,8 +99,9 @@ class ActorConnection(Channel):
     def take_in(self, actor: ActorHandle, answer: Answer | BaseException) -> None:
         """Store the answer to a call, or the error with which the actor ended. Ignore answers from replaced actors."""
         if self._place is not None and actor is self._place:
-            if isinstance(answer, Answer):
-                self.room = pickle.loads(answer.data)[2]
+            self.has_room = isinstance(answer, Answer)
+            if not self.has_room:  # its node has died
+                self._place = None
         elif actor is not self._actor:  # that actor never ran and was replaced
             pass
         elif isinstance(answer, BaseException):
@@ -111,24 +117,30 @@ class ActorConnection(Channel):
     @property
     def waits_for_place(self) -> bool:
         """Whether an actor waits for a place in the name of this one."""
-        return self._place is not None and not self.room
+        return self._place is not None and not self.has_room
 
-    def squeeze_if_due(self, make_place: Callable[[], ActorHandle]) -> bool:
+    def squeeze_if_due(self) -> bool:
         """Ask for an actor without CPUs if this one has found no place in time. Return whether that was so."""
         if self._has_ended or self.pid is not None or time.monotonic() < self._asked_at + self._place_s:
             return False
         self.is_squeezed = True
         self._actor.kill()
-        self._place = make_place()
-        self._place.obey(WHO, partial(self._poller.bring, self, self._place))
+        self.await_place()
         self._begin_again(squeezed=True)
         return True
 
-    def give_up_place(self) -> None:
-        """End the actor that waits for a place."""
+    def await_place(self) -> None:
+        """Let another actor wait for a place, if this one is squeezed and none does."""
+        if self.is_squeezed and self._place is None and not self._has_ended:
+            self._place = self._make_actor(node_id="")
+            self._place.obey(WHO, partial(self._poller.bring, self, self._place))
+
+    def take_place(self) -> ActorHandle | None:
+        """Return the actor that has found a place, if there is one. End one that waits."""
         place, self._place = self._place, None
-        if place is not None:
+        if place is not None and not self.has_room:
             place.kill()
+        return place if self.has_room else None
 
     def _begin_again(self, **how: Any) -> None:
         """Ask for another actor in place of one that never ran, and send it the first command."""
@@ -175,7 +187,8 @@ class ActorConnection(Channel):
 
     def release(self) -> None:
         self._end()
-        self.give_up_place()
+        if self._place is not None:
+            self._place.kill()
         self.pidfd = descriptors.close(self.pidfd)
 
 

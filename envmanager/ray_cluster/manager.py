@@ -61,8 +61,10 @@ class RayHost(LinkHost[ActorLink]):
 
     def _squeeze(self) -> None:
         """Let workers that have waited for a place for long run beside others."""
+        for link in self.workers:
+            link.channel.await_place()
         for link in self._places.without_place(self.workers) if self._on_cluster.squeeze else ():
-            if link.channel.squeeze_if_due(self._cluster.make_place):
+            if link.channel.squeeze_if_due():
                 self.context.events.add(self._places.squeezed(link, self._place_s))
 
     def why_due(self, worker_id: int) -> str:
@@ -74,10 +76,9 @@ class RayHost(LinkHost[ActorLink]):
         entry, poller = self.context.entries[worker_id], self._resources.poller
         plan, data = self.plan_of(entry), pickled(self.group_factory(entry))
         cluster, events, times = self._cluster, self.context.events, entry.times
-        if entry.generation > 0:
-            self.workers[worker_id].channel.give_up_place()
+        place = self.workers[worker_id].channel.take_place() if entry.generation > 0 else None
         make_actor = partial(cluster.make_actor, worker_id, entry.env_ids, data, node_id=self._places.target(worker_id))
-        connection = partial(ActorConnection, make_actor, poller, self._place_s)
+        connection = partial(ActorConnection, make_actor, poller, self._place_s, place)
         return self.care_for(lambda: ActorLink(plan, connection(), cluster, events, times))
 
     def describe(self, entry: Entry, known: WorkerStats) -> WorkerStats:

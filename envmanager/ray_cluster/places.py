@@ -6,7 +6,7 @@
                           └─ rings ──▶ poller ──▶ each connection: is it still without a place?
 
 A worker for which no node has had room for half of ``place_s`` is squeezed: it asks for no CPU, and runs beside others,
-while an actor that does nothing waits in its name for a place. When that has one, the worker moves there. When a node
+while an actor that does nothing waits in its name for a place. When that has one, the worker goes on in it. When a node
 joins, workers move to it one after the other, until another move would make the shares less even. When a node is to end
 (``ray drain-node``, the notice of a spot instance), its workers move before.
 """
@@ -68,8 +68,7 @@ class Places:
     def why_due(self, worker_id: int, links: Sequence[Any]) -> str:
         """Return why a worker is to move, or "". ``links``: those of all workers."""
         own = links[worker_id].channel
-        if own.room:
-            self._targets[worker_id] = own.room
+        if own.has_room:
             return "as there is a place for it"
         if own.node_id in self._nodes.ending:
             return "as its node is to end"
