@@ -49,7 +49,7 @@ class RayHost(LinkHost[ActorLink]):
         super().__init__(env_factory, options)
         self.start_at_most, self.is_asked = math.inf, True
         self._on_cluster = on_cluster = options.on_cluster
-        self._place_s = min(on_cluster.place_s, options.timeouts.start_s) / 2  # so that its process may start in time
+        self._place_s = min(on_cluster.place_s, options.timeouts.start_s) / 4  # so that its process may start in time
         self.factories = factories
         self._cluster = cluster
 

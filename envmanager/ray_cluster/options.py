@@ -77,7 +77,7 @@ class ClusterOptions:
     machine, and starts one if there is none. ``resources``: amounts per worker, with the keys ``num_cpus`` (default 1),
     ``num_gpus``, ``memory`` (bytes) and ``custom`` (a mapping). ``placement``: "pack" uses one node until half of its
     resources are in use; "spread" uses many nodes; a list names each worker's preferred node by id, name or address.
-    ``squeeze``: whether a worker for which no node has had room for half of ``place_s`` seconds shares the CPUs of
+    ``squeeze``: whether a worker for which no node has had room for a quarter of ``place_s`` seconds shares the CPUs of
     others until one has, so that it is back within ``place_s``. ``min_nodes``: number of nodes for which the start
     waits, up to ``Timeouts.start_s``. ``runtime_env``: Ray's option, such as packages and files for the workers.
     ``envs_per_worker``: maximum number of environments per worker, given instead of ``n_workers``.

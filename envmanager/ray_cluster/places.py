@@ -5,10 +5,10 @@
     a thread, each second ── the nodes of the cluster ──▶ Places ◀── why_due, target ── the host, when a worker responds
                           └─ rings ──▶ poller ──▶ each connection: is it still without a place?
 
-A worker for which no node has had room for half of ``place_s`` is squeezed: it asks for no CPU, and runs beside others,
-while an actor that does nothing waits in its name for a place. When that has one, the worker goes on in it. When a node
-joins, workers move to it one after the other, until another move would make the shares less even. When a node is to end
-(``ray drain-node``, the notice of a spot instance), its workers move before.
+A worker for which no node has had room for a quarter of ``place_s`` is squeezed: it asks for no CPU, and runs beside
+others, while an actor that does nothing waits in its name for a place, and goes on in its place when it has one. When a
+node joins, workers move to it one after the other, until another move would make the shares less even. When a node is
+to end (``ray drain-node``, the notice of a spot instance), its workers move before.
 """
 
 from __future__ import annotations
