@@ -229,7 +229,7 @@ def limit(arguments: argparse.Namespace) -> None:
 # Clusters.
 
 CPUS_OF_A_NODE = 6
-PLACE_S = 30.0
+PLACE_S = 40.0  # two cores play three nodes, and start a process in up to 20 s
 
 
 class Nodes:
