@@ -32,20 +32,20 @@ class Player:
         return self
 
     async def __anext__(self) -> Any:
-        episode, table = self.episode, self._table
-        while not episode.is_over and (self.agent not in episode.obs or self.agent in table.actions):
+        table = self._table
+        while not table.is_over and (self.agent not in table.obs or self.agent in table.actions):
             await table.stepped.wait()
-        if episode.is_over:
+        if table.is_over:
             raise StopAsyncIteration
-        return episode.obs[self.agent]
+        return table.obs[self.agent]
 
     async def act(self, action: Any) -> None:
         """Act, and wait until the others have that are to act now, and the environment has taken the step."""
         table = self._table
-        if self.agent not in self.episode.obs or self.agent in table.actions:
+        if self.agent not in table.obs or self.agent in table.actions:
             raise UsageError(f"agent {self.agent!r} acts once in each of its turns: `async for obs in player`.")
         table.actions[self.agent] = action
-        if table.actions.keys() >= self.episode.obs.keys():
+        if table.actions.keys() >= table.obs.keys():
             await table.step()
         else:
             await table.stepped.wait()
@@ -55,6 +55,8 @@ class Table:
     """The players of one episode, and their actions in the present turn."""
 
     def __init__(self, episode: Any, agents: Mapping[Any, Callable[[Player], Awaitable[Any]]]) -> None:
+        self.obs, self.is_over = episode.obs, episode.is_over
+        """What is seen in the present turn. The episode has what comes next before all players know that they acted."""
         self.actions: dict[Any, Any] = {}
         self.stepped = asyncio.Event()
         """Is set when the present step has been taken."""
@@ -63,22 +65,24 @@ class Table:
 
     async def step(self) -> None:
         """Take the step, and give each player its reward."""
-        *_, info = await self._episode.step(self.actions)
+        episode = self._episode
+        *_, info = await episode.step(self.actions)
         for agent, reward in info.get("rewards", {}).items():
             if agent in self._players:
                 self._players[agent].total += float(reward)
+        self.obs, self.is_over = episode.obs, episode.is_over
         stepped, self.stepped, self.actions = self.stepped, asyncio.Event(), {}
         stepped.set()
 
     async def play(self) -> dict[Any, Any]:
         """Run all coroutines until they have returned. Return what each has returned, by agent."""
-        episode, tasks = self._episode, dict[Any, asyncio.Future[Any]]()
+        tasks = dict[Any, asyncio.Future[Any]]()
         for agent, player in self._players.items():
             tasks[agent] = asyncio.ensure_future(self._agents[agent](player))
         try:
             while True:
                 left = {agent for agent, task in tasks.items() if not task.done()}
-                missing = set() if episode.is_over else episode.obs.keys() - left - self.actions.keys()
+                missing = set() if self.is_over else self.obs.keys() - left - self.actions.keys()
                 for task in tasks.values():
                     if task.done():
                         task.result()
