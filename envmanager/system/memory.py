@@ -132,10 +132,10 @@ class MemoryLimits:
             return
         for parent in _parents():
             with contextlib.suppress(OSError):
-                self._groups[pid] = Group(parent, pid, int(self.limit_mb * MIB))
+                group = self._groups[pid] = Group(parent, pid, int(self.limit_mb * MIB))
+                if not group.is_old:
+                    return
                 break
-        if pid in self._groups and not self._groups[pid].is_old:
-            return
         with self._lock:
             self._watched[pid] = kill
             if self._thread is None:
@@ -175,8 +175,8 @@ class MemoryLimits:
             for pid, kill in list(self._watched.items()):
                 group = self._groups.get(pid)
                 in_use = memory_bytes(pid) if group is None else 0
-                is_above = in_use > self.limit_mb * MIB if group is None else group.n_killed > 0
+                has_exceeded = in_use > self.limit_mb * MIB or (group is not None and group.n_killed > 0)
                 with self._lock:
-                    if is_above and self._watched.pop(pid, None) is not None:
+                    if has_exceeded and self._watched.pop(pid, None) is not None:
                         self._found_bytes[pid] = in_use
                         kill()
