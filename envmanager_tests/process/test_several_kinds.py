@@ -492,10 +492,10 @@ def test_another_manager_goes_on_from_the_state_of_one_with_several_kinds(make: 
     with make(kinds(), **options) as manager:
         manager.reset(tasks=tasks)
         for _ in range(6):
-            batch = manager.recv()
+            batch = manager.recv(Wait.all())  # three rounds of both kinds, so all are amid an episode
             manager.send(np.zeros(len(batch), np.int64), batch.env_ids)
         state = manager.state()
-        assert [task is None or task.kind for task in manager.positions([0, 4])] == ["a", "b"]
+        assert [task and task.kind for task in manager.positions([0, 4])] == ["a", "b"]
     with (
         make(kinds(n=(2, 3)), **options) as other,
         pytest.raises(UsageError, match="the state is of environments of the kinds"),
