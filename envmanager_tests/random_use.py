@@ -196,6 +196,8 @@ class Books:
         self.asked: dict[int, int] = {}
         """The actions in flight."""
         self.worker_of = {env_id: number for number, own in enumerate(layout.workers) for env_id in own}
+        self.was_moved = False
+        """Whether a worker was moved, and so may be recycled."""
 
     @property
     def busy(self) -> set[int]:
@@ -250,7 +252,7 @@ class Books:
 
     def _check_new(self, env_id: int, row: Row) -> None:
         """No step was taken of its episode, so none is lost."""
-        assert self.policy.recycle_after_steps is not None
+        assert self.policy.recycle_after_steps is not None or self.was_moved
         assert (row.reward, row.terminated, row.truncated, row.final_obs) == (0.0, False, False, None), row
         self._check_first(env_id, row)
 
@@ -502,6 +504,11 @@ class RandomUse(RuleBasedStateMachine):
             assert (info.actions is None) == (info.lost is not None)
 
     # Calls.
+
+    @rule(chosen=st.lists(places, max_size=3), nth=st.none() | st.integers(1, 60))
+    def move(self, chosen: list[int], nth: int | None) -> None:
+        self.books.was_moved |= bool(chosen)
+        repeated(lambda: self.manager.move(place % len(self.layout.workers) for place in chosen), nth)
 
     @rule(place=places, ask=st.sampled_from(Ask))
     def call(self, place: int, ask: Ask) -> None:
