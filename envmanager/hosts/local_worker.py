@@ -207,10 +207,11 @@ class LocalWorker:
             response.payload = lent.delivered(response.payload)
         return response
 
-    def take_step(self) -> Sequence[EnvironmentResponse]:
+    def take_step(self, *, keeps: bool = False) -> Sequence[EnvironmentResponse]:
         """Carry out the pending step, unless ``send`` has done so. Return ``(response,)``, or ``()`` if none was sent.
 
-        If an interrupt cut the step short in an earlier call, the response is a failure.
+        If an interrupt cut the step short in an earlier call, the response is a failure. With ``keeps``, the response
+        is for the next call.
         """
         response = self._stepped
         if response is None:
@@ -251,6 +252,8 @@ class LocalWorker:
                 ended_ns = time.perf_counter_ns()
                 self.times.stepped(ended_ns - began_ns, ended_ns)
             self._stepped, self._step, self._has_begun = response, None, False
+        if keeps:
+            return ()
         if self._lent is not None and response.name is not _FAILED:  # after a MemoryError, the next call tries again
             response.payload = self._lent.delivered(response.payload)
         self._stepped = None
@@ -285,6 +288,8 @@ class LocalStepQueue(ResponseSource):
         if self._others is None:
             if len(self._workers) == 1:
                 return self._workers[0].take_step()  # type: ignore[no-any-return]
+            for worker in self._workers:  # of all, before any response is taken, which an interrupt would lose
+                worker.take_step(keeps=True)
             return [response for worker in self._workers for response in worker.take_step()]
         if self._n_of_others < len(self._workers) - 1:
             of_others = self._others.take()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -68,6 +69,8 @@ class Told(gymnasium.Env):  # type: ignore[misc]
         self._n_steps, self._last = self._n_steps + 1, int(action)
         if self._fails == "step":
             raise ValueError("the physics exploded")
+        if self._fails == "ctrl-c" and self._n_steps == 3 and not self._generation:
+            signal.raise_signal(signal.SIGINT)
         if self._fails == "exit" or (self._fails == "once" and self._n_steps == 3 and not self._generation):
             os._exit(3)
         return self._obs(), float(action), self._n_steps == self._length, False, {}
@@ -483,6 +486,25 @@ def test_kept_episodes_of_a_kind_go_on_in_its_replacement(make: Make, by_policy:
         assert manager.stats().episodes_kept == 2
         assert episodes.lost == 0
         assert {each.length for each in episodes.of(behavior="b")} == {9}
+
+
+def test_a_ctrl_c_in_a_step_of_one_kind_loses_no_step_of_another_in_this_process() -> None:
+    restarts = RestartPolicy(backoff_s=0, on_exception="restart", keep_episodes=True)
+    with SimpleEnvManager(kinds(of_b={"fails": "ctrl-c"}), seed=1, restarts=restarts) as manager:
+        manager.reset()
+        n_interrupts, shown = 0, dict[str, list[int]](a=[], b=[])
+        for _ in range(5):
+            batches: list[Batch] = []
+            while len(batches) < 2:
+                try:
+                    batches.append(manager.recv())
+                except KeyboardInterrupt:
+                    n_interrupts += 1
+            for batch in batches:  # both have a step to take in the next recv
+                shown[batch.behavior].append(int(batch.obs[0][1]))
+                manager.send(np.zeros(len(batch), np.int64), batch.env_ids)
+        assert n_interrupts
+        assert shown == {"a": [0, 1, 2, 3, 4], "b": [0, 1, 2, 3, 0]}
 
 
 @SOME_KINDS
