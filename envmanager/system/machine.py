@@ -95,7 +95,9 @@ def count_cores() -> int:
     except AttributeError:  # not on Linux
         allowed = os.cpu_count() or 1
     quotas = []
-    for folder in (each for _, own in own_cgroups("cpu") for each in (own, *_above(own))):
+    for folder in (
+        each for _, own in own_cgroups("cpu") for each in (own, *own.parents) if each.is_relative_to(CGROUPS)
+    ):
         of_version_1 = [*words_of(folder / "cpu.cfs_quota_us"), *words_of(folder / "cpu.cfs_period_us")]
         for words in (words_of(folder / "cpu.max"), of_version_1):
             # No limit is ``max`` in version 2 and -1 in version 1.
@@ -125,14 +127,6 @@ def own_cgroups(controller: str) -> Iterator[tuple[int, Path]]:
         own = PurePosixPath("/" if is_outside else path).relative_to("/")
         for root in dict.fromkeys(mounted):
             yield (1 if controllers else 2), root / own
-
-
-def _above(cgroup: Path) -> Iterator[Path]:
-    """Yield the folders of the ancestors of a cgroup, which may limit its CPU time too."""
-    for folder in cgroup.parents:
-        if folder == CGROUPS.parent:
-            break
-        yield folder
 
 
 def words_of(path: Path | str) -> list[str]:
