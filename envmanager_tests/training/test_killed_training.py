@@ -331,11 +331,13 @@ class Calls(Slope):
         return super().step(action)
 
     def _call(self) -> None:
-        if self._trainer.exists():
+        try:
             pid = int(self._trainer.read_text())
             self._trainer.unlink()
-            os.kill(pid, signal.SIGTERM)
-            threading.Event().wait()
+        except FileNotFoundError:  # one in another worker, which steps at the same time, or a run before has called
+            return
+        os.kill(pid, signal.SIGTERM)
+        threading.Event().wait()
 
 
 OWN_PID = """
