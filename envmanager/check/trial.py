@@ -261,7 +261,7 @@ class Subject(Hosted):
         moment = self._moment(lambda: self._player.reset(env_seed, seed), is_reset=True)
         found = {"random": random.getstate(), "numpy.random": np.random.get_state()}
         if "torch" in sys.modules:
-            found["torch"] = sys.modules["torch"].get_rng_state()
+            found["torch"] = sys.modules["torch"].get_rng_state().tolist()  # a tensor's pickle has its address
         states = {name: pickle.dumps(state) for name, state in found.items()}
         before = self._after_reset.setdefault(env_seed, states)
         self._drawn.update(dict.fromkeys(name for name, state in states.items() if state != before.get(name, state)))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
+from typing import Any, ClassVar
 
 import dm_env
 import gymnasium
@@ -447,6 +449,16 @@ class KeepsState(Sound):
         return super().step(action)
 
 
+class KeepsStateAndTensors(KeepsState):
+    """Loads PyTorch, and draws nothing from it."""
+
+    held: ClassVar[list[Any]] = []
+
+    def reset(self, *, seed=None, options=None):
+        self.held.append(importlib.import_module("torch").get_rng_state())
+        return super().reset(seed=seed)
+
+
 class DiffersFromInstanceToInstance(Sound):
     made = 0
 
@@ -504,6 +516,7 @@ NEW = "in a second, new environment"
     [
         (Unseeded, f"{NEW}, already at the reset: obs[0] was ", "a generator that the seed does not"),
         (KeepsState, f"{AGAIN}, already at the reset: obs[0] was 0.0 and is 0.06", "outlives an episode"),
+        (KeepsStateAndTensors, f"{AGAIN}, already at the reset: obs[0] was ", "outlives an episode"),
         (DiffersFromInstanceToInstance, f"{NEW}, already at the reset: obs[0] was ", "a class attribute"),
         (UnseededRestart, f"{NEW}, from step 5 on: obs[0] was ", "a generator that the seed does not"),
         (DrawsFromTheModule, f"{NEW}, already at the reset: obs[0] was ", "it draws from numpy.random, which"),
