@@ -44,10 +44,9 @@ class DmEnvironment(Environment):
     """
 
     can_rest = True
-    wrapped: Any = None
 
     def __init__(self, env: Any) -> None:
-        self.wrapped = env
+        self._env = env
         self.casting: Casting = Casting()
         action_spec = env.action_spec()
         self._spec = BehaviorSpec(to_spec(env.observation_spec()), to_spec(action_spec))
@@ -57,15 +56,19 @@ class DmEnvironment(Environment):
     def behavior_specs(self) -> BehaviorSpecs:
         return {BEHAVIOR: self._spec}
 
+    @property
+    def wrapped(self) -> Any:
+        return self._env
+
     def reset(self, *, seeds: Sequence[int | None], options: Mapping[str, Any] | None) -> Steps:
         if options:
             raise UsageError("a dm_env environment takes no reset options.")
         if seeds[0] is not None:
-            _seed(self.wrapped, seeds[0])
+            _seed(self._env, seeds[0])
         return self._steps(self._first_obs())
 
     def step(self, actions: Mapping[str, Tree]) -> Steps:
-        return self.steps_of(self.wrapped.step(self.action_of(actions)))
+        return self.steps_of(self._env.step(self.action_of(actions)))
 
     def action_of(self, actions: Mapping[str, Tree]) -> Any:
         return self._read_action(actions[BEHAVIOR], 0)
@@ -85,10 +88,10 @@ class DmEnvironment(Environment):
         return steps
 
     def close(self) -> None:
-        self.wrapped.close()
+        self._env.close()
 
     def _first_obs(self) -> Any:
-        step = self.wrapped.reset()
+        step = self._env.reset()
         _check_type(step, "reset", (dm_env.StepType.FIRST,))
         return step.observation
 

@@ -42,10 +42,9 @@ class ParallelEnvironment(Environment):
     """
 
     can_rest = True
-    wrapped: Any = None
 
     def __init__(self, env: Any, behavior_of: Mapping[Agent, str] | Callable[[Agent], str] | None = None) -> None:
-        self.wrapped = env = turns_of(env)
+        self._env = env = turns_of(env)
         self._reset = Resetter(env)
         self.casting: Casting = Casting()
         self._behavior_of = behavior_of.__getitem__ if isinstance(behavior_of, Mapping) else behavior_of
@@ -70,15 +69,19 @@ class ParallelEnvironment(Environment):
         return Counter(self._behaviors.values())
 
     @property
+    def wrapped(self) -> Any:
+        return self._env
+
+    @property
     def subject(self) -> Any:
-        return self.wrapped.env if isinstance(self.wrapped, Turns) else self.wrapped
+        return self._env.env if isinstance(self._env, Turns) else self._env
 
     def reset(self, *, seeds: Sequence[int | None], options: Mapping[str, Any] | None) -> Steps:
         self._options = None if options is None else dict(options)
         return self._as_steps([], self._begin(seeds[0]))
 
     def step(self, actions: Mapping[str, Tree]) -> Steps:
-        return self.steps_of(self.wrapped.step(self.action_of(actions)))
+        return self.steps_of(self._env.step(self.action_of(actions)))
 
     def action_of(self, actions: Mapping[str, Tree]) -> dict[Agent, Any]:
         return {
@@ -92,7 +95,7 @@ class ParallelEnvironment(Environment):
             what = "a tuple of 5 dicts (obs, reward, terminated, truncated, info)"
             raise SpecMismatch("the result of step", what, describe_value(result))
         outcome = _Outcome(*result)
-        alive = list(self.wrapped.agents)
+        alive = list(self._env.agents)
         rows = [outcome.row(agent, self.casting) for agent in self._playing]
         for row in rows:
             if row.agent not in alive and not row.ended:
@@ -110,17 +113,17 @@ class ParallelEnvironment(Environment):
         return self._as_steps(rows, joined)
 
     def close(self) -> None:
-        self.wrapped.close()
+        self._env.close()
 
     def _begin(self, seed: int | None) -> list[_Row]:
         """Reset the environment and return one row per agent. Raises SpecMismatch for a malformed result."""
-        result = self._reset(self.wrapped, seed=seed, options=None if self._options is None else dict(self._options))
+        result = self._reset(self._env, seed=seed, options=None if self._options is None else dict(self._options))
         if not isinstance(result, tuple) or len(result) != 2:
             raise SpecMismatch("the result of reset", "a tuple of 2 dicts (obs, info)", describe_value(result))
-        if not self.wrapped.agents:
+        if not self._env.agents:
             raise SpecMismatch("the agents after reset", "at least one", "none")
         outcome = _Outcome(result[0], {}, {}, {}, result[1])
-        return [outcome.joined(agent) for agent in self.wrapped.agents]
+        return [outcome.joined(agent) for agent in self._env.agents]
 
     def _as_steps(self, rows: list[_Row], joined: list[_Row]) -> Steps:
         """Return Steps with one row per agent that played or joined. Record which agents play and act next."""
@@ -165,7 +168,7 @@ class ParallelEnvironment(Environment):
 
     def _know_all(self, agents: Iterable[Agent]) -> None:
         """Assign each new agent to a behavior. Raises SpecMismatch if agents of one behavior have unequal specs."""
-        env = self.wrapped
+        env = self._env
         new = {
             agent: (env.observation_space(agent), env.action_space(agent))
             for agent in agents
