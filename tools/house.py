@@ -169,9 +169,9 @@ def figures() -> list[Figure]:
     """Measure everything."""
     n_small, once = private_functions()
     return [
-        Figure("lines of the kernel", n_lines(kernel()), 14_716, 10_200),
+        Figure("lines of the kernel", n_lines(kernel()), 14_715, 10_200),
         Figure("modules of the kernel", len(kernel()), 60, 50),
-        Figure("lines of the package", n_lines(list(modules().values())), 50_026, 35_500),
+        Figure("lines of the package", n_lines(list(modules().values())), 50_031, 35_500),
         Figure("longest chain of imports below SubprocessEnvManager", depth(SUBPROCESS), 10, 10),
         Figure("modules that SubprocessEnvManager reaches", len(reached(SUBPROCESS)), 53, 50),
         Figure("parts of the package that import one another", arrows_up(), 0, 0),

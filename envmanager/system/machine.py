@@ -95,9 +95,8 @@ def count_cores() -> int:
     except AttributeError:  # not on Linux
         allowed = os.cpu_count() or 1
     quotas = []
-    for folder in (
-        each for _, own in own_cgroups("cpu") for each in (own, *own.parents) if each.is_relative_to(CGROUPS)
-    ):
+    groups = [each for _, own in own_cgroups("cpu") for each in (own, *own.parents)]  # those above limit its time too
+    for folder in (each for each in groups if each.is_relative_to(CGROUPS)):
         of_version_1 = [*words_of(folder / "cpu.cfs_quota_us"), *words_of(folder / "cpu.cfs_period_us")]
         for words in (words_of(folder / "cpu.max"), of_version_1):
             # No limit is ``max`` in version 2 and -1 in version 1.
